@@ -1,0 +1,127 @@
+// One KDA step: a cluster of VALUE_SPLIT blocks serves one (request, head). Grid: x = head and rank
+// in the cluster, y = request.
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KDA_ENTRY(KDA_PARAMETERS) {
+    __shared__ Shared shared;
+    const int rank = blockIdx.x % VALUE_SPLIT;
+    const int head = blockIdx.x / VALUE_SPLIT;
+    const int request = blockIdx.y;
+    const int lane = threadIdx.x % 32;
+    const i64 first_row = (i64)request * TOKENS;
+
+    if constexpr (VALUE_SPLIT > 1) {
+        if (threadIdx.x == 0) {
+            if constexpr (SHARED_GATE) barrier_expect(shared_address(&shared.gate_barrier), TOKENS * HEAD_DIM * 4);
+            barrier_expect(shared_address(&shared.norm_barrier), TOKENS * NORM_PARTIALS * 4);
+            barrier_init_fence();
+        }
+        __syncwarp();
+        cluster_arrive();
+    }
+
+    // Weights: nobody writes them while the model runs, so they are read ahead of the dependency.
+    GateWeights gate_weights;
+    load_gate_weights(gate_weights, f_b, a_log, dt_bias, head, rank);
+    ConvWeights conv_weights;
+    load_conv_weights(conv_weights, conv_weight, conv_bias, head, rank);
+    const float norm_weight = load_weight(norm + rank * ROWS + own_row());
+
+    if constexpr (SLOT_HINTS && !EARLY_CACHES) {
+        // A hint only: the value may be stale, so it is range-checked and then forgotten.
+        int slot = load_int(slots + (i64)request * geometry.slots_stride);
+        if (!is_null(slot) && slot < geometry.pool_slots) {
+            const state_element* row = state_source + slot * geometry.source_slot_stride;
+#pragma unroll
+            for (int i = 0; i < GROUP_ROWS; ++i)
+#pragma unroll
+                for (int j = 0; j < VECTORS; ++j)
+                    if (threadIdx.x % 8 == 0) prefetch_l2(row + row_offset(head, rank, group_row(i)) + j * ROW_LANES * 4);
+            const bf16_bits* line = conv_cache + slot * geometry.conv_slot_stride;
+            ConvChannel c = conv_channel(threadIdx.x % CHANNELS, rank);
+            prefetch_l2(line + conv_offset(c.part * DIM + head * HEAD_DIM + c.in_head, 0, geometry));
+        }
+    }
+
+    if constexpr (!EARLY_CACHES) dependency_wait();
+    const RequestSlots own = load_slots(slots, accepted, request, lane, geometry);
+
+    GateInput gate_input[TOKENS];
+    ConvInputs conv_inputs;
+    bf16_bits beta_bits[TOKENS];
+    bf16_bits output_gate_bits[OUTPUT_TOKENS];
+    auto load_projected = [&]() {
+#pragma unroll
+        for (int t = 0; t < TOKENS; ++t)
+            load_gate_input(gate_input[t], f_a + (first_row + t) * geometry.f_a_pitch);
+        load_raw(conv_inputs, qkv + first_row * geometry.qkv_pitch, head, rank, geometry.qkv_pitch);
+#pragma unroll
+        for (int t = 0; t < TOKENS; ++t)
+            beta_bits[t] = load_bits(beta + (first_row + t) * geometry.beta_pitch + head);
+#pragma unroll
+        for (int n = 0; n < OUTPUT_TOKENS; ++n) {
+            int t = min(n * ROW_COPIES + lane % ROW_COPIES, TOKENS - 1);
+            output_gate_bits[n] = load_bits(output_gate + (first_row + t) * geometry.gate_pitch +
+                                            head * HEAD_DIM + rank * ROWS + own_row());
+        }
+    };
+    if constexpr (!EARLY_CACHES) load_projected();
+
+    bf16_bits* out_row = out + head * HEAD_DIM + rank * ROWS + own_row();
+    if (!own.live) {
+        if constexpr (EARLY_CACHES) dependency_wait();
+        if constexpr (VALUE_SPLIT > 1) cluster_wait();
+#pragma unroll
+        for (int n = 0; n < OUTPUT_TOKENS; ++n) {
+            int t = n * ROW_COPIES + lane % ROW_COPIES;
+            if (t < TOKENS) store_bits(out_row + (first_row + t) * geometry.out_stride, 0);
+        }
+        if (own.fault != FAULT_NONE && blockIdx.x == 0 && threadIdx.x == 0) report_fault(faults, request, own.fault);
+        return;
+    }
+
+    bf16_bits* line = conv_cache + own.window * geometry.conv_slot_stride;
+    load_window(conv_inputs, line, own.window_start, head, rank, geometry);
+    RowState state;
+    load_state(state, state_source + own.source * geometry.source_slot_stride, head, rank);
+    if constexpr (EARLY_CACHES) {
+        dependency_wait();
+        load_projected();
+    }
+
+    // The barriers of every block are initialised before any block stores into another.
+    if constexpr (VALUE_SPLIT > 1) cluster_wait();
+    compute_gates(shared, gate_weights, gate_input, lower_bound, rank);
+    convolve(shared, conv_inputs, conv_weights, rank);
+    float output_factor[OUTPUT_TOKENS];
+#pragma unroll
+    for (int n = 0; n < OUTPUT_TOKENS; ++n)
+        output_factor[n] = __fmul_rn(norm_weight, sigmoid_fast(widen(output_gate_bits[n])));
+
+    // q, k, v, the line and (unless the cluster shares them) the gates are in shared memory.
+    __syncthreads();
+    if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);
+
+#pragma unroll
+    for (int t = 0; t < TOKENS; ++t) {
+        float output = delta_rule(state, shared, t, sigmoid_fast(widen(beta_bits[t])), shared.v[t][own_row()], scale);
+        send_partial(shared, t, group_square(output), rank);
+        int checkpoint = TOKENS == 1 ? own.own : __shfl_sync(FULL_WARP, own.own, t);
+        store_state(state, state_pool + checkpoint * geometry.state_slot_stride, head, rank, !is_null(checkpoint));
+        // Every copy of the row has read v; its place now keeps the output.
+        __syncwarp();
+        if (lane % ROW_COPIES == 0) shared.v[t][own_row()] = output;
+    }
+
+    // All partial sums of the cluster are here, and with them every block has read its window.
+    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);
+    else __syncthreads();
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < OUTPUT_TOKENS; ++n) {
+        int t = n * ROW_COPIES + lane % ROW_COPIES;
+        if (t < TOKENS) {
+            float value = __fmul_rn(shared.v[t][own_row()], inverse_norm(shared.partial[t], eps));
+            store_bits(out_row + (first_row + t) * geometry.out_stride, round_bf16(__fmul_rn(value, output_factor[n])));
+        }
+    }
+    store_line(shared, line, head, rank, geometry);
+}

@@ -1,0 +1,80 @@
+// Global memory: loads that keep their place, stores, prefetch. No model terms.
+// `volatile` keeps ptxas' input in program order: a load the compiler sinks to its use costs a
+// memory latency.
+__device__ __forceinline__ bf16_bits load_bits(const bf16_bits* address) {
+    bf16_bits bits;
+    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(address));
+    return bits;
+}
+
+__device__ __forceinline__ int load_int(const int* address) {
+    int value;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(address));
+    return value;
+}
+
+__device__ __forceinline__ float load_weight(const float* address) {
+    float value;
+    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(address));
+    return value;
+}
+
+// Eight bf16 weights; 16-byte aligned.
+__device__ __forceinline__ uint4 load_weights8(const bf16_bits* address) {
+    uint4 value;
+    asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(address));
+    return value;
+}
+
+// Four bf16 values at 8-byte alignment.
+__device__ __forceinline__ uint2 load_bits4(const bf16_bits* address) {
+    uint2 value;
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
+    return value;
+}
+
+// Four consecutive state elements as f32. State passes through once: it does not displace L1.
+__device__ __forceinline__ float4 load_state4(const float* address) {
+    float4 value;
+    asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "l"(address));
+    return value;
+}
+
+__device__ __forceinline__ float4 load_state4(const bf16_bits* address) {
+    uint2 pair;
+    asm volatile("ld.global.L1::no_allocate.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(pair.x), "=r"(pair.y)
+                 : "l"(address));
+    return make_float4(widen_low(pair.x), widen_high(pair.x), widen_low(pair.y), widen_high(pair.y));
+}
+
+// Stores `value`, and returns it as it will be read back.
+__device__ __forceinline__ float4 store_state4(float* address, float4 value, bool enabled) {
+    if (enabled) {
+        asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value.x),
+                     "f"(value.y), "f"(value.z), "f"(value.w)
+                     : "memory");
+    }
+    return value;
+}
+
+__device__ __forceinline__ float4 store_state4(bf16_bits* address, float4 value, bool enabled) {
+    u32 low = round_bf16_pair(value.x, value.y);
+    u32 high = round_bf16_pair(value.z, value.w);
+    if (enabled) {
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(low), "r"(high) : "memory");
+    }
+    return make_float4(widen_low(low), widen_high(low), widen_low(high), widen_high(high));
+}
+
+__device__ __forceinline__ void store_bits(bf16_bits* address, bf16_bits bits) {
+    asm volatile("st.global.b16 [%0], %1;" ::"l"(address), "h"(bits) : "memory");
+}
+
+__device__ __forceinline__ void prefetch_l2(const void* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}

@@ -1,0 +1,122 @@
+// y = SiLU(bias + sum_w weight[w] tap[w]) over the last four raw inputs, and the new conv line.
+// Each block computes all q and k channels of its head and the v channels of its own rows, and
+// writes back the q, k and v channels that have its rows' index.
+constexpr int HEAD_DIM = 128;
+constexpr int DIM = HEADS * HEAD_DIM;
+constexpr int CONV_WIDTH = 4;
+constexpr int ROWS = HEAD_DIM / VALUE_SPLIT;       // value rows of this block
+constexpr int CHANNELS = 2 * HEAD_DIM + ROWS;      // conv channels of this block
+constexpr int CONV_PASSES = (CHANNELS + THREADS - 1) / THREADS;
+constexpr int LINE = TOKENS + CONV_WIDTH - 2;      // conv cache positions a step writes
+
+struct ConvChannel {
+    int part;    // 0 q, 1 k, 2 v
+    int in_head; // channel within the head
+};
+
+// Channel of index `i` in this block; indexes past the end repeat the last one.
+__device__ __forceinline__ ConvChannel conv_channel(int i, int rank) {
+    i = min(i, CHANNELS - 1);
+    int part = min(i / HEAD_DIM, 2);
+    int offset = i - part * HEAD_DIM;
+    return {part, part == 2 ? rank * ROWS + offset : offset};
+}
+
+struct ConvWeights {
+    float tap[CONV_PASSES][CONV_WIDTH];
+    float bias[CONV_PASSES];
+};
+
+__device__ __forceinline__ void load_conv_weights(ConvWeights& w, const float* weight, const float* bias,
+                                                  int head, int rank) {
+#pragma unroll
+    for (int pass = 0; pass < CONV_PASSES; ++pass) {
+        ConvChannel c = conv_channel(pass * THREADS + threadIdx.x, rank);
+        int channel = head * HEAD_DIM + c.in_head;
+#pragma unroll
+        for (int tap = 0; tap < CONV_WIDTH; ++tap)
+            w.tap[pass][tap] = load_weight(weight + (c.part * CONV_WIDTH + tap) * DIM + channel);
+        if constexpr (CONV_BIAS) w.bias[pass] = load_weight(bias + c.part * DIM + channel);
+    }
+}
+
+struct ConvInputs {
+    bf16_bits window[CONV_PASSES][CONV_WIDTH - 1];
+    bf16_bits raw[CONV_PASSES][TOKENS];
+};
+
+__device__ __forceinline__ i64 conv_offset(int column, int position, const KdaGeometry& geometry) {
+    return CONV_TOKEN_FIRST ? (i64)position * (3 * DIM) + column
+                            : (i64)column * geometry.conv_length + position;
+}
+
+__device__ __forceinline__ void load_window(ConvInputs& in, const bf16_bits* line, int start, int head,
+                                            int rank, const KdaGeometry& geometry) {
+#pragma unroll
+    for (int pass = 0; pass < CONV_PASSES; ++pass) {
+        ConvChannel c = conv_channel(pass * THREADS + threadIdx.x, rank);
+        int column = c.part * DIM + head * HEAD_DIM + c.in_head;
+#pragma unroll
+        for (int tap = 0; tap < CONV_WIDTH - 1; ++tap)
+            in.window[pass][tap] = load_bits(line + conv_offset(column, start + tap, geometry));
+    }
+}
+
+__device__ __forceinline__ void load_raw(ConvInputs& in, const bf16_bits* qkv, int head, int rank,
+                                         i64 pitch) {
+#pragma unroll
+    for (int pass = 0; pass < CONV_PASSES; ++pass) {
+        ConvChannel c = conv_channel(pass * THREADS + threadIdx.x, rank);
+        const bf16_bits* column = qkv + c.part * DIM + head * HEAD_DIM + c.in_head;
+#pragma unroll
+        for (int t = 0; t < TOKENS; ++t) in.raw[pass][t] = load_bits(column + t * pitch);
+    }
+}
+
+__device__ __forceinline__ float silu(float y) { return __fmul_rn(y, sigmoid_fast(y)); }
+
+// Fills shared q, k, v for every token and this block's part of the new conv line.
+__device__ __forceinline__ void convolve(Shared& shared, const ConvInputs& in, const ConvWeights& w,
+                                         int rank) {
+#pragma unroll
+    for (int pass = 0; pass < CONV_PASSES; ++pass) {
+        int i = pass * THREADS + threadIdx.x;
+        if (i >= CHANNELS) break;
+        ConvChannel c = conv_channel(i, rank);
+        int row = c.in_head - rank * ROWS;
+        bool owned = row >= 0 && row < ROWS;
+        bf16_bits* line = shared.line + (c.part * ROWS + row) * LINE;
+        float tap[TOKENS + CONV_WIDTH - 1];
+#pragma unroll
+        for (int n = 0; n < TOKENS + CONV_WIDTH - 1; ++n) {
+            bf16_bits bits = n < CONV_WIDTH - 1 ? in.window[pass][n] : in.raw[pass][n - CONV_WIDTH + 1];
+            tap[n] = widen(bits);
+            if (owned && n >= 1) line[n - 1] = bits;
+        }
+        float* output = c.part == 0   ? shared.q[0] + c.in_head
+                        : c.part == 1 ? shared.k[0] + c.in_head
+                                      : shared.v[0] + row;
+        int stride = c.part == 2 ? ROWS : HEAD_DIM;
+#pragma unroll
+        for (int t = 0; t < TOKENS; ++t) {
+            float y = CONV_BIAS ? __fmaf_rn(w.tap[pass][0], tap[t], w.bias[pass])
+                                : __fmul_rn(w.tap[pass][0], tap[t]);
+#pragma unroll
+            for (int n = 1; n < CONV_WIDTH; ++n) y = __fmaf_rn(w.tap[pass][n], tap[t + n], y);
+            output[t * stride] = silu(y);
+        }
+    }
+}
+
+// Every block of the cluster has read its window by now: the norm exchange orders it.
+__device__ __forceinline__ void store_line(const Shared& shared, bf16_bits* line, int head, int rank,
+                                           const KdaGeometry& geometry) {
+    constexpr int OWNED = 3 * ROWS;
+    for (int i = threadIdx.x; i < OWNED * LINE; i += THREADS) {
+        int owned = CONV_TOKEN_FIRST ? i % OWNED : i / LINE;
+        int position = CONV_TOKEN_FIRST ? i / OWNED : i % LINE;
+        int part = owned / ROWS;
+        int column = part * DIM + head * HEAD_DIM + rank * ROWS + owned % ROWS;
+        store_bits(line + conv_offset(column, position, geometry), shared.line[owned * LINE + position]);
+    }
+}

@@ -1,0 +1,104 @@
+// The gated delta rule on the rows of state this thread holds.
+//   S <- S decay;  u = beta (v - S k);  o = S q + u (k q);  S <- S + u k
+// o uses the decayed state and k q, so that both row sums of a token run at once.
+constexpr int VECTORS = 32 / ROW_LANES;             // float4 a lane holds of one row
+constexpr int ROW_GROUPS = THREADS / ROW_LANES;     // groups of lanes, each on its own rows
+constexpr int GROUP_ROWS = ROWS / ROW_GROUPS;       // rows of one group, all in registers
+constexpr int ROW_COPIES = ROW_LANES / GROUP_ROWS;  // lanes that end up with the same row's sums
+static_assert(ROW_LANES == 8 || ROW_LANES == 32, "the reduction tree fits 8 or 32 lanes a row");
+static_assert(GROUP_ROWS >= 1 && GROUP_ROWS * ROW_GROUPS == ROWS, "threads do not divide the rows");
+static_assert(GROUP_ROWS <= ROW_LANES, "more rows than lanes to own them");
+static_assert(ROW_LANES == 8 || GROUP_ROWS % NORM_GROUP == 0, "a warp holds whole norm groups");
+
+// Row `i` of this thread's group, within the block. A warp's rows of one `i` (8 lanes a row) or all
+// its rows (32 lanes a row) are whole norm groups.
+__device__ __forceinline__ int group_row(int i) {
+    int group = threadIdx.x / ROW_LANES;
+    return ROW_LANES == 8 ? i * ROW_GROUPS + group : group * GROUP_ROWS + i;
+}
+
+// The row whose sums this lane owns after the transposed reduction.
+__device__ __forceinline__ int own_row() { return group_row(threadIdx.x % ROW_LANES / ROW_COPIES); }
+
+struct RowState {
+    float4 s[GROUP_ROWS][VECTORS];
+};
+
+__device__ __forceinline__ i64 row_offset(int head, int rank, int row) {
+    return ((i64)head * HEAD_DIM + rank * ROWS + row) * HEAD_DIM + threadIdx.x % ROW_LANES * 4;
+}
+
+__device__ __forceinline__ void load_state(RowState& state, const state_element* slot, int head, int rank) {
+#pragma unroll
+    for (int i = 0; i < GROUP_ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < VECTORS; ++j)
+            state.s[i][j] = load_state4(slot + row_offset(head, rank, group_row(i)) + j * ROW_LANES * 4);
+}
+
+// A bf16 pool rounds the state itself: the next token reads what this one stored.
+__device__ __forceinline__ void store_state(RowState& state, state_element* slot, int head, int rank,
+                                            bool enabled) {
+#pragma unroll
+    for (int i = 0; i < GROUP_ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < VECTORS; ++j)
+            state.s[i][j] = store_state4(slot + row_offset(head, rank, group_row(i)) + j * ROW_LANES * 4,
+                                         state.s[i][j], enabled);
+}
+
+__device__ __forceinline__ float4 load_shared4(const float* vector, int j) {
+    return *reinterpret_cast<const float4*>(vector + (threadIdx.x % ROW_LANES + j * ROW_LANES) * 4);
+}
+
+// Sum over the row of a[i] b[i], in every lane.
+__device__ __forceinline__ float row_dot(const float4 (&a)[VECTORS], const float4 (&b)[VECTORS]) {
+    float partial[VECTORS];
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) partial[j] = dot4(a[j], b[j]);
+    return reduce_all<ROW_LANES>(lane_tree(partial));
+}
+
+// One token on this thread's rows. `v` is the own row's value; returns the own row's output.
+__device__ __forceinline__ float delta_rule(RowState& state, const Shared& shared, int token, float beta,
+                                            float v, float scale) {
+    float4 q[VECTORS], k[VECTORS], decay[VECTORS];
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+        q[j] = load_shared4(shared.q[token], j);
+        k[j] = load_shared4(shared.k[token], j);
+        decay[j] = load_shared4(shared.decay[token], j);
+    }
+    float q_factor = __fmul_rn(rsqrt_accurate(__fadd_rn(row_dot(q, q), 1e-6f)), scale);
+    float k_factor = rsqrt_accurate(__fadd_rn(row_dot(k, k), 1e-6f));
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+        q[j] = scale4(q[j], q_factor);
+        k[j] = scale4(k[j], k_factor);
+    }
+    float sum_k[GROUP_ROWS], sum_q[GROUP_ROWS];
+#pragma unroll
+    for (int i = 0; i < GROUP_ROWS; ++i) {
+        float partial_k[VECTORS], partial_q[VECTORS];
+#pragma unroll
+        for (int j = 0; j < VECTORS; ++j) {
+            state.s[i][j] = multiply4(state.s[i][j], decay[j]);
+            partial_k[j] = dot4(state.s[i][j], k[j]);
+            partial_q[j] = dot4(state.s[i][j], q[j]);
+        }
+        sum_k[i] = lane_tree(partial_k);
+        sum_q[i] = lane_tree(partial_q);
+    }
+    int lane = threadIdx.x % ROW_LANES;
+    float state_k = reduce_transposed<ROW_LANES>(sum_k, lane);
+    float state_q = reduce_transposed<ROW_LANES>(sum_q, lane);
+    float update = __fmul_rn(beta, __fadd_rn(v, -state_k));
+    float output = __fmaf_rn(update, row_dot(k, q), state_q);
+#pragma unroll
+    for (int i = 0; i < GROUP_ROWS; ++i) {
+        float u = GROUP_ROWS == 1 ? update : __shfl_sync(FULL_WARP, update, i * ROW_COPIES, ROW_LANES);
+#pragma unroll
+        for (int j = 0; j < VECTORS; ++j) state.s[i][j] = fma4(u, k[j], state.s[i][j]);
+    }
+    return output;
+}

@@ -1,0 +1,131 @@
+// decay[k] from the low-rank gate: g = F_B F_A in f32, then the model's nonlinearity.
+// Eight lanes share a gate; each sums two runs of eight products, then the tree 4, 2, 1.
+constexpr int GATE_RANK = 128;
+constexpr int GATE_LANES = 8;
+constexpr int GATE_GROUPS = THREADS / GATE_LANES;
+constexpr int GATE_ROWS = SHARED_GATE ? HEAD_DIM / VALUE_SPLIT : HEAD_DIM;  // gates of this block
+constexpr int GATE_PASSES = GATE_ROWS > GATE_GROUPS ? GATE_ROWS / GATE_GROUPS : 1;
+constexpr int GATE_COPIES = GATE_LANES / GATE_PASSES;  // lanes that end up with the same gate
+static_assert(GATE_PASSES <= GATE_LANES, "too few threads for the gates of a block");
+
+struct GateWeights {
+    uint4 f_b[GATE_PASSES][2];
+    float a_log;
+    float dt_bias;
+};
+
+// The gate this lane finishes, within the head.
+__device__ __forceinline__ int own_gate(int rank) {
+    int group = threadIdx.x / GATE_LANES;
+    int pass = threadIdx.x % GATE_LANES / GATE_COPIES;
+    int base = SHARED_GATE ? rank * GATE_ROWS : 0;
+    return base + min(pass * GATE_GROUPS + group, GATE_ROWS - 1);
+}
+
+__device__ __forceinline__ void load_gate_weights(GateWeights& w, const bf16_bits* f_b, const float* a_log,
+                                                  const float* dt_bias, int head, int rank) {
+    int group = threadIdx.x / GATE_LANES;
+    int lane = threadIdx.x % GATE_LANES;
+    int base = head * HEAD_DIM + (SHARED_GATE ? rank * GATE_ROWS : 0);
+#pragma unroll
+    for (int pass = 0; pass < GATE_PASSES; ++pass) {
+        int gate = base + min(pass * GATE_GROUPS + group, GATE_ROWS - 1);
+        const bf16_bits* row = f_b + gate * GATE_RANK + lane * 8;
+        w.f_b[pass][0] = load_weights8(row);
+        w.f_b[pass][1] = load_weights8(row + GATE_RANK / 2);
+    }
+    w.a_log = load_weight(a_log + head);
+    w.dt_bias = load_weight(dt_bias + head * HEAD_DIM + own_gate(rank));
+}
+
+struct GateInput {
+    u32 pair[GATE_LANES];  // this lane's 16 F_A values
+};
+
+__device__ __forceinline__ void load_gate_input(GateInput& in, const bf16_bits* f_a) {
+    const bf16_bits* run = f_a + threadIdx.x % GATE_LANES * 8;
+    if (((u64)f_a & 7) == 0) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            uint2 four = load_bits4(run + i / 2 * (GATE_RANK / 2) + i % 2 * 4);
+            in.pair[2 * i] = four.x;
+            in.pair[2 * i + 1] = four.y;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const bf16_bits* two = run + i / 4 * (GATE_RANK / 2) + i % 4 * 2;
+            in.pair[i] = (u32)load_bits(two) | (u32)load_bits(two + 1) << 16;
+        }
+    }
+}
+
+__device__ __forceinline__ float dot_run(uint4 weights, const u32* pair) {
+    const u32 word[4] = {weights.x, weights.y, weights.z, weights.w};
+    float sum = __fmul_rn(widen_low(word[0]), widen_low(pair[0]));
+    sum = __fmaf_rn(widen_high(word[0]), widen_high(pair[0]), sum);
+#pragma unroll
+    for (int i = 1; i < 4; ++i) {
+        sum = __fmaf_rn(widen_low(word[i]), widen_low(pair[i]), sum);
+        sum = __fmaf_rn(widen_high(word[i]), widen_high(pair[i]), sum);
+    }
+    return sum;
+}
+
+// exp(lower_bound sigmoid(a (g + dt_bias))). The exponent is kept in two parts: an f32 exponent of
+// size 5 alone would cost the decay 2.4e-7.
+__device__ __forceinline__ float decay_lower_bound(float g, float a, float dt_bias, float lower_bound) {
+    float z = __fmul_rn(a, __fadd_rn(g, dt_bias));
+    float e = exp_accurate(min_nan(max_nan(-z, -87.0f), 87.0f), 0.0f);
+    float d = __fadd_rn(1.0f, e);
+    float d_low = e < 1.0f ? __fadd_rn(e, -__fadd_rn(d, -1.0f)) : __fadd_rn(1.0f, -__fadd_rn(d, -e));
+    float r = reciprocal_approx(d);
+    float residue = __fmaf_rn(-d_low, r, __fmaf_rn(-d, r, 1.0f));
+    float exponent = __fmul_rn(lower_bound, r);
+    float low = __fmaf_rn(lower_bound, __fmul_rn(r, residue), __fmaf_rn(lower_bound, r, -exponent));
+    return exp_accurate(max_nan(exponent, -87.0f), low);
+}
+
+// exp(-exp(A_log) softplus(g + dt_bias)).
+__device__ __forceinline__ float decay_softplus(float g, float a_log, float a, float dt_bias) {
+    float x = __fadd_rn(g, dt_bias);
+    float back = __fadd_rn(x, -g);
+    float x_low = __fadd_rn(__fadd_rn(g, -__fadd_rn(x, -back)), __fadd_rn(dt_bias, -back));
+    float rate;
+    if (x < -17.0f) {
+        // softplus(x) = e^x here; one exponential of the sum survives where e^x alone underflows.
+        rate = exp_accurate(min_nan(max_nan(__fadd_rn(min_nan(a_log, 88.72283f), x), -87.0f), 88.0f), x_low);
+    } else {
+        float e = exp_accurate(max_nan(-fabsf(x), -87.0f), x > 0.0f ? -x_low : x_low);
+        rate = __fmul_rn(a, __fadd_rn(max_nan(x, 0.0f), log1p_accurate(e)));
+    }
+    return exp_accurate(max_nan(-rate, -87.0f), 0.0f);
+}
+
+// Computes this block's gates for every token and hands them to whoever needs them.
+__device__ __forceinline__ void compute_gates(Shared& shared, const GateWeights& w,
+                                              const GateInput (&input)[TOKENS], float lower_bound, int rank) {
+    int group = threadIdx.x / GATE_LANES;
+    int lane = threadIdx.x % GATE_LANES;
+    int gate = own_gate(rank);
+    float a = exp_accurate(min_nan(max_nan(w.a_log, -87.0f), 88.72283f), 0.0f);
+#pragma unroll
+    for (int t = 0; t < TOKENS; ++t) {
+        float sum[GATE_PASSES];
+#pragma unroll
+        for (int pass = 0; pass < GATE_PASSES; ++pass)
+            sum[pass] = __fadd_rn(dot_run(w.f_b[pass][0], input[t].pair), dot_run(w.f_b[pass][1], input[t].pair + 4));
+        float g = reduce_transposed<GATE_LANES>(sum, lane);
+        float decay = LOWER_BOUND_GATE ? decay_lower_bound(g, a, w.dt_bias, lower_bound)
+                                       : decay_softplus(g, w.a_log, a, w.dt_bias);
+        if (GATE_ROWS < GATE_GROUPS && group >= GATE_ROWS) continue;
+        if constexpr (SHARED_GATE) {
+            u32 address = shared_address(&shared.decay[t][gate]);
+            u32 barrier = shared_address(&shared.gate_barrier);
+            for (int block = lane % GATE_COPIES; block < VALUE_SPLIT; block += GATE_COPIES)
+                store_remote(block_address(address, block), decay, block_address(barrier, block));
+        } else if (lane % GATE_COPIES == 0) {
+            shared.decay[t][gate] = decay;
+        }
+    }
+}
