@@ -1,0 +1,413 @@
+//! Owns the f64 step and the bound on what f32 may lose; must not know the f32 step.
+//!
+//! Inputs are the same bf16 and f32 values. Nothing is rounded: `out` is the value before its
+//! rounding, a state is the f64 state. The one exception is [`StateType::Bf16`], whose rounding is
+//! part of the model: the oracle rounds the state after every token too. An f32 computation that
+//! lands on the other side of a tie then differs by one whole bf16 step in that element, so such
+//! states are compared with a tolerance of rare single steps, not with the f32 tolerance.
+//!
+//! Next to each value runs an error: what f32 arithmetic may lose to first order on these inputs,
+//! with every elementary operation off by a few units of 2⁻²⁴ and every sum of 128 terms off by
+//! 16 units of its terms' absolute sum (a chain of 128 loses √128 ≈ 11 units at random, less in any
+//! blocked order). It is small on ordinary data and grows where the inputs are ill-conditioned: a
+//! decay whose argument is multiplied by exp(18), a state that cancels.
+
+use half::bf16;
+
+use crate::{CONV_WIDTH, Error, Gate, HEAD_DIM, Inputs, Plan, Shape, StateType};
+
+type Vector = [f64; HEAD_DIM];
+
+/// Unit roundoff of f32.
+const UNIT: f64 = 1.0 / (1u64 << 24) as f64;
+/// Units lost by a sum of 128 terms, relative to the sum of absolute values.
+const SUM: f64 = 16.0 * UNIT;
+/// Spacing of f32 near 0.
+const TINY: f64 = f32::MIN_POSITIVE as f64 / (1u64 << 23) as f64;
+
+/// What one live request must give.
+#[derive(Clone, Debug)]
+pub struct Exact {
+    /// Output `[tokens, d]`, before rounding.
+    pub out: Vec<f64>,
+    /// What f32 may lose in `out`, `[tokens, d]`.
+    pub out_error: Vec<f64>,
+    /// State after each token `[tokens, heads, 128 values, 128 keys]`.
+    pub states: Vec<f64>,
+    /// What f32 may lose in each `[128, 128]` matrix, Frobenius, `[tokens, heads]`.
+    pub state_error: Vec<f64>,
+    /// Convolution line after the step, positions `0..tokens + 2` of each channel:
+    /// `[3d, tokens + 2]`.
+    pub line: Vec<bf16>,
+    /// Smallest and largest decay of all tokens, heads and keys.
+    pub decay: (f64, f64),
+}
+
+impl Exact {
+    /// The `[128 values, 128 keys]` state of `head` after `token`.
+    pub fn state(&self, shape: &Shape, token: usize, head: usize) -> &[f64] {
+        let size = HEAD_DIM * HEAD_DIM;
+        &self.states[(token * shape.heads + head) * size..][..size]
+    }
+}
+
+/// The oracle of one launch: operands with the weights widened once.
+#[derive(Debug)]
+pub struct Oracle<'a> {
+    shape: &'a Shape,
+    inputs: &'a Inputs<'a>,
+    conv_cache: &'a [bf16],
+    state: &'a [f32],
+    f_b: Vec<f64>,
+}
+
+impl<'a> Oracle<'a> {
+    /// Takes the operands as they are before the step.
+    ///
+    /// # Errors
+    ///
+    /// Whatever [`Shape::validate`] finds.
+    pub fn new(
+        shape: &'a Shape,
+        inputs: &'a Inputs<'a>,
+        conv_cache: &'a [bf16],
+        state: &'a [f32],
+    ) -> Result<Self, Error> {
+        shape.validate(inputs, conv_cache, state)?;
+        let f_b = inputs.f_b.iter().map(|x| x.to_f64()).collect();
+        Ok(Oracle {
+            shape,
+            inputs,
+            conv_cache,
+            state,
+            f_b,
+        })
+    }
+
+    /// What `request` must give; nothing for null requests and requests at fault.
+    pub fn request(&self, request: usize) -> Option<Exact> {
+        let Plan::Live {
+            first,
+            source,
+            offset,
+            ..
+        } = self
+            .shape
+            .plan(self.inputs.slots, self.inputs.accepted, request)
+        else {
+            return None;
+        };
+        let Shape { heads, tokens, .. } = *self.shape;
+        let (dim, size) = (self.shape.dim(), HEAD_DIM * HEAD_DIM);
+        let history = self.history(request, first, offset);
+        let mut exact = Exact {
+            out: vec![0.0; tokens * dim],
+            out_error: vec![0.0; tokens * dim],
+            states: vec![0.0; tokens * heads * size],
+            state_error: vec![0.0; tokens * heads],
+            line: Vec::with_capacity(3 * dim * (tokens + 2)),
+            decay: (f64::INFINITY, f64::NEG_INFINITY),
+        };
+        for channel in history.chunks_exact(3 + tokens) {
+            exact.line.extend_from_slice(&channel[1..]);
+        }
+        for head in 0..heads {
+            let start = self.shape.state_index(source, head);
+            let mut state: Vec<f64> = self.state[start..start + size]
+                .iter()
+                .map(|&s| s.into())
+                .collect();
+            let mut error = vec![0.0; size];
+            for token in 0..tokens {
+                let row = request * tokens + token;
+                let result = self.head_step(&history, row, token, head, &mut state, &mut error);
+                exact.decay.0 = exact.decay.0.min(result.decay.0);
+                exact.decay.1 = exact.decay.1.max(result.decay.1);
+                let columns = token * dim + head * HEAD_DIM;
+                exact.out[columns..columns + HEAD_DIM].copy_from_slice(&result.out);
+                exact.out_error[columns..columns + HEAD_DIM].copy_from_slice(&result.out_error);
+                if self.shape.state_type == StateType::Bf16 {
+                    state
+                        .iter_mut()
+                        .for_each(|s| *s = bf16::from_f64(*s).to_f64());
+                }
+                let index = token * heads + head;
+                exact.states[index * size..(index + 1) * size].copy_from_slice(&state);
+                exact.state_error[index] = error
+                    .iter()
+                    .filter(|e| !e.is_nan())
+                    .map(|e| e * e)
+                    .sum::<f64>()
+                    .sqrt();
+            }
+        }
+        Some(exact)
+    }
+
+    /// Raw inputs `[3d, 3 + tokens]`: the window's three taps, then the tokens.
+    fn history(&self, request: usize, first: usize, offset: usize) -> Vec<bf16> {
+        let shape = self.shape;
+        let length = 3 + shape.tokens;
+        let mut history = vec![bf16::ZERO; 3 * shape.dim() * length];
+        for (channel, line) in history.chunks_exact_mut(length).enumerate() {
+            for (position, raw) in line.iter_mut().enumerate() {
+                *raw = match position.checked_sub(3) {
+                    None => self.conv_cache[shape.conv_index(first, channel, offset + position)],
+                    Some(token) => {
+                        let row = request * shape.tokens + token;
+                        self.inputs.projected[row * shape.pitch + channel]
+                    }
+                };
+            }
+        }
+        history
+    }
+
+    fn head_step(
+        &self,
+        history: &[bf16],
+        row: usize,
+        token: usize,
+        head: usize,
+        state: &mut [f64],
+        error: &mut [f64],
+    ) -> HeadResult {
+        let (shape, inputs) = (self.shape, self.inputs);
+        let dim = shape.dim();
+        let projected = &inputs.projected[row * shape.pitch..][..shape.used_columns()];
+
+        let [(q, q_error), (k, k_error), (v, v_error)] =
+            [0, 1, 2].map(|part| self.convolve(history, token, head, part));
+        let (q, q_error) = normalise(&q, &q_error, shape.scale.into());
+        let (k, k_error) = normalise(&k, &k_error, 1.0);
+        let f_a: Vector = std::array::from_fn(|i| projected[4 * dim + i].to_f64());
+        let (decay, decay_error) = self.decay(&f_a, head);
+
+        let logit = projected[4 * dim + HEAD_DIM + head].to_f64();
+        let beta = sigmoid(logit);
+        let beta_error = sigmoid_error(logit);
+
+        let k_abs = k.map(f64::abs);
+        let q_abs = q.map(f64::abs);
+        let (mut o, mut o_error) = ([0.0; HEAD_DIM], [0.0; HEAD_DIM]);
+        for value in 0..HEAD_DIM {
+            let line: &mut Vector = row_of(state, value);
+            let lost: &mut Vector = row_of(error, value);
+            for key in 0..HEAD_DIM {
+                let before = line[key].abs();
+                line[key] *= decay[key];
+                lost[key] =
+                    lost[key] * decay[key] + before * decay_error[key] + UNIT * line[key].abs();
+            }
+            let recalled = sum(|key| line[key] * k[key]);
+            let recalled_error = sum(|key| {
+                let size = line[key].abs();
+                lost[key] * k_abs[key] + size * (k_error[key] + SUM * k_abs[key])
+            });
+            let new = v[value] - recalled;
+            let u = beta * new;
+            let u_error = beta_error * new.abs()
+                + beta * (v_error[value] + recalled_error)
+                + 2.0 * UNIT * u.abs();
+            for key in 0..HEAD_DIM {
+                let added = u * k[key];
+                line[key] += added;
+                lost[key] += u_error * k_abs[key]
+                    + u.abs() * k_error[key]
+                    + UNIT * (line[key].abs() + added.abs());
+            }
+            o[value] = sum(|key| line[key] * q[key]);
+            o_error[value] = sum(|key| {
+                lost[key] * q_abs[key] + line[key].abs() * (q_error[key] + SUM * q_abs[key])
+            });
+        }
+
+        let mean = sum(|i| o[i] * o[i]) / HEAD_DIM as f64 + f64::from(shape.eps);
+        let inverse = 1.0 / mean.sqrt();
+        // Relative to the root of the mean; where it is not small, first order says nothing, but
+        // a normalised element never exceeds √128.
+        let mean_error = sum(|i| o[i].abs() * o_error[i]) / HEAD_DIM as f64 / mean + SUM;
+        let lost = (sum(|i| o_error[i] * o_error[i]) / HEAD_DIM as f64 / mean).sqrt();
+        let lost = if lost > 0.1 {
+            2.0 * (HEAD_DIM as f64).sqrt()
+        } else {
+            0.0
+        };
+        let gate: Vector =
+            std::array::from_fn(|i| projected[3 * dim + head * HEAD_DIM + i].to_f64());
+        let norm: Vector = std::array::from_fn(|i| inputs.norm[i].into());
+        HeadResult {
+            out: std::array::from_fn(|i| o[i] * inverse * norm[i] * sigmoid(gate[i])),
+            out_error: std::array::from_fn(|i| {
+                let unit = o[i] * inverse;
+                let unit_error =
+                    lost + o_error[i] * inverse + unit.abs() * (mean_error + 4.0 * UNIT);
+                norm[i].abs()
+                    * (unit_error * sigmoid(gate[i]) + unit.abs() * sigmoid_error(gate[i]))
+            }),
+            decay: decay
+                .iter()
+                .fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &d| {
+                    (l.min(d), h.max(d))
+                }),
+        }
+    }
+
+    /// SiLU of the causal convolution for one head's q, k or v, and its error.
+    fn convolve(
+        &self,
+        history: &[bf16],
+        token: usize,
+        head: usize,
+        part: usize,
+    ) -> (Vector, Vector) {
+        let (dim, length) = (self.shape.dim(), 3 + self.shape.tokens);
+        let (mut y, mut y_error) = ([0.0; HEAD_DIM], [0.0; HEAD_DIM]);
+        for i in 0..HEAD_DIM {
+            let column = head * HEAD_DIM + i;
+            let channel = part * dim + column;
+            let mut x: f64 = self
+                .inputs
+                .conv_bias
+                .map_or(0.0, |bias| bias[channel].into());
+            let mut size = x.abs();
+            for tap in 0..CONV_WIDTH {
+                let raw = history[channel * length + token + tap].to_f64();
+                let weight = self.inputs.conv_weight[(part * CONV_WIDTH + tap) * dim + column];
+                let term = f64::from(weight) * raw;
+                x += term;
+                size += term.abs();
+            }
+            y[i] = x * sigmoid(x);
+            // |SiLU'| ≤ 1.1 everywhere.
+            y_error[i] = 1.1 * 4.0 * UNIT * size + x.abs() * sigmoid_error(x) + TINY;
+        }
+        (y, y_error)
+    }
+
+    /// Decay of each key, and its absolute error.
+    fn decay(&self, f_a: &Vector, head: usize) -> (Vector, Vector) {
+        let a_log = f64::from(self.inputs.a_log[head]);
+        let rate = saturating_exp(a_log);
+        let rate_error = if rate == f64::from(f32::MAX) {
+            0.0
+        } else {
+            rate * UNIT * (a_log.abs() + 2.0) + TINY
+        };
+        let (mut decay, mut decay_error) = ([0.0; HEAD_DIM], [0.0; HEAD_DIM]);
+        for i in 0..HEAD_DIM {
+            let column = head * HEAD_DIM + i;
+            let weights: &Vector = self.f_b[column * HEAD_DIM..][..HEAD_DIM]
+                .try_into()
+                .expect("a row of f_b has 128 elements");
+            let g = sum(|j| weights[j] * f_a[j]);
+            let size = sum(|j| (weights[j] * f_a[j]).abs());
+            let dt_bias = f64::from(self.inputs.dt_bias[column]);
+            let x = g + dt_bias;
+            let x_error = SUM * size + UNIT * x.abs();
+            let (low, exact, high) = match self.shape.gate {
+                Gate::LowerBound { lower_bound } => {
+                    let z = rate * x;
+                    let z_error = rate * x_error + rate_error * x.abs() + UNIT * z.abs();
+                    let at = |z: f64| f64::from(lower_bound) * sigmoid(z);
+                    (at(z + z_error), at(z), at(z - z_error))
+                }
+                Gate::Softplus => {
+                    let s = softplus(x);
+                    // The tail e⁻ˡˣˡ carries |x| units of its own, and TINY near underflow.
+                    let s_error = 4.0 * UNIT * s
+                        + UNIT * x.abs() * (-x.abs()).exp()
+                        + TINY
+                        + (softplus(x + x_error) - s);
+                    let low = -(rate + rate_error) * (s + s_error);
+                    let high = -(rate - rate_error).max(0.0) * (s - s_error).max(0.0);
+                    (low, -rate * s, high)
+                }
+            };
+            decay[i] = exact.exp();
+            // Rounding of the exponent costs its size in units, the exponential two more.
+            let rounding = decay[i] * UNIT * (2.0 + 4.0 * exact.abs().min(1e6));
+            decay_error[i] = (high.exp() - decay[i])
+                .abs()
+                .max((decay[i] - low.exp()).abs())
+                + rounding
+                + TINY;
+        }
+        (decay, decay_error)
+    }
+}
+
+struct HeadResult {
+    out: Vector,
+    out_error: Vector,
+    decay: (f64, f64),
+}
+
+/// Computes every request of a launch; see [`Oracle::request`].
+///
+/// # Errors
+///
+/// Whatever [`Shape::validate`] finds.
+pub fn run(
+    shape: &Shape,
+    inputs: &Inputs<'_>,
+    conv_cache: &[bf16],
+    state: &[f32],
+) -> Result<Vec<Option<Exact>>, Error> {
+    let oracle = Oracle::new(shape, inputs, conv_cache, state)?;
+    Ok((0..shape.requests)
+        .map(|request| oracle.request(request))
+        .collect())
+}
+
+/// x / √(Σx² + 1e-6) · factor, and its error.
+fn normalise(x: &Vector, x_error: &Vector, factor: f64) -> (Vector, Vector) {
+    let square = sum(|i| x[i] * x[i]) + 1e-6;
+    let inverse = factor / square.sqrt();
+    let relative = sum(|i| x[i].abs() * x_error[i]) / square + SUM / 2.0 + 4.0 * UNIT;
+    (
+        std::array::from_fn(|i| x[i] * inverse),
+        std::array::from_fn(|i| (x_error[i] + x[i].abs() * relative) * inverse + TINY),
+    )
+}
+
+fn row_of(matrix: &mut [f64], value: usize) -> &mut Vector {
+    (&mut matrix[value * HEAD_DIM..(value + 1) * HEAD_DIM])
+        .try_into()
+        .expect("a row has 128 keys")
+}
+
+/// Sum of 128 terms in eight lanes.
+#[inline(always)]
+fn sum(term: impl Fn(usize) -> f64) -> f64 {
+    let mut lanes = [0.0; 8];
+    for base in (0..HEAD_DIM).step_by(8) {
+        for (lane, total) in lanes.iter_mut().enumerate() {
+            *total += term(base + lane);
+        }
+    }
+    lanes.iter().sum()
+}
+
+fn sigmoid(x: f64) -> f64 {
+    if x < 0.0 {
+        let e = x.exp();
+        e / (1.0 + e)
+    } else {
+        1.0 / (1.0 + (-x).exp())
+    }
+}
+
+/// What f32 may lose in sigmoid(x): four units, and in the low tail |x| units of e⁻ˡˣˡ.
+fn sigmoid_error(x: f64) -> f64 {
+    sigmoid(x) * UNIT * (4.0 + 2.0 * (-x).clamp(0.0, 200.0)) + TINY
+}
+
+fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+fn saturating_exp(x: f64) -> f64 {
+    let (e, largest) = (x.exp(), f64::from(f32::MAX));
+    if e > largest { largest } else { e }
+}
