@@ -3,8 +3,8 @@
 //! Inputs are the same bf16 and f32 values. Nothing is rounded: `out` is the value before its
 //! rounding, a state is the f64 state. The one exception is [`StateType::Bf16`], whose rounding is
 //! part of the model: the oracle rounds the state after every token too. An f32 computation that
-//! lands on the other side of a tie then differs by one whole bf16 step in that element, so such
-//! states are compared with a tolerance of rare single steps, not with the f32 tolerance.
+//! lands on the other side of a tie then differs by one whole bf16 step in that element, and only
+//! there: the error below becomes that step where it reaches over a tie, and 0 elsewhere.
 //!
 //! Next to each value runs an error: what f32 arithmetic may lose to first order on these inputs,
 //! with every elementary operation off by a few units of 2⁻²⁴ and every sum of 128 terms off by
@@ -127,9 +127,12 @@ impl<'a> Oracle<'a> {
                 exact.out[columns..columns + HEAD_DIM].copy_from_slice(&result.out);
                 exact.out_error[columns..columns + HEAD_DIM].copy_from_slice(&result.out_error);
                 if self.shape.state_type == StateType::Bf16 {
-                    state
-                        .iter_mut()
-                        .for_each(|s| *s = bf16::from_f64(*s).to_f64());
+                    for (s, e) in state.iter_mut().zip(&mut error) {
+                        let rounded = round(*s);
+                        let reach = |x: f64| (round(x) - rounded).abs();
+                        *e = reach(*s + *e).max(reach(*s - *e));
+                        *s = rounded;
+                    }
                 }
                 let index = token * heads + head;
                 exact.states[index * size..(index + 1) * size].copy_from_slice(&state);
@@ -401,6 +404,11 @@ fn sigmoid(x: f64) -> f64 {
 /// What f32 may lose in sigmoid(x): four units, and in the low tail |x| units of e⁻ˡˣˡ.
 fn sigmoid_error(x: f64) -> f64 {
     sigmoid(x) * UNIT * (4.0 + 2.0 * (-x).clamp(0.0, 200.0)) + TINY
+}
+
+/// To the nearest bf16.
+fn round(x: f64) -> f64 {
+    bf16::from_f64(x).to_f64()
 }
 
 fn softplus(x: f64) -> f64 {

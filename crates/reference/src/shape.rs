@@ -157,14 +157,14 @@ impl Shape {
     /// What `request` does, judged from the metadata alone.
     ///
     /// The first slot decides whether the request is null, before anything else is looked at.
-    /// Then every value that the step would use must be usable: `accepted`, the source slot, and
-    /// the slots of the tokens. Columns beyond those are never looked at.
+    /// Then every value that the step would use must be usable: the slots of the tokens,
+    /// `accepted` and the source slot. Columns beyond those are never looked at.
     pub fn plan(&self, slots: &[i32], accepted: Option<&[i32]>, request: usize) -> Plan {
         let row = &slots[request * self.slots_stride..][..self.columns];
         if self.null_rule.is_null(row[0]) {
             return Plan::Null;
         }
-        if let Some(&kind) = self.fault_kinds(slots, accepted, request).first() {
+        if let Some(kind) = self.fault(row, accepted.map(|a| a[request])) {
             return Plan::Fault(kind);
         }
         let accepted = accepted.map_or(1, |a| a[request]) as usize;
@@ -179,34 +179,23 @@ impl Shape {
         }
     }
 
-    /// Every reason why `request` is at fault; empty for null and live requests.
-    pub fn fault_kinds(
-        &self,
-        slots: &[i32],
-        accepted: Option<&[i32]>,
-        request: usize,
-    ) -> Vec<FaultKind> {
-        let row = &slots[request * self.slots_stride..][..self.columns];
+    /// Why a request whose first slot is not null is at fault. Where several reasons hold, the one
+    /// reported is the first of: a token's slot beyond the pool, `accepted` out of range, a null
+    /// source, a source beyond the pool.
+    fn fault(&self, row: &[i32], accepted: Option<i32>) -> Option<FaultKind> {
         let beyond = |slot: i32| slot >= 0 && slot as usize >= self.pool_slots;
-        let mut kinds = Vec::new();
-        if self.null_rule.is_null(row[0]) {
-            return kinds;
+        if row[..self.tokens].iter().any(|&slot| beyond(slot)) {
+            return Some(FaultKind::SlotOutOfRange);
         }
-        let accepted = accepted.map_or(1, |a| a[request]);
-        let mut out_of_range = row[..self.tokens].iter().any(|&slot| beyond(slot));
+        let accepted = accepted.unwrap_or(1);
         if accepted < 1 || accepted as usize > self.columns {
-            kinds.push(FaultKind::AcceptedOutOfRange);
-        } else {
-            let source = row[accepted as usize - 1];
-            out_of_range |= beyond(source);
-            if self.null_rule.is_null(source) {
-                kinds.push(FaultKind::NullSource);
-            }
+            return Some(FaultKind::AcceptedOutOfRange);
         }
-        if out_of_range {
-            kinds.push(FaultKind::SlotOutOfRange);
+        let source = row[accepted as usize - 1];
+        if self.null_rule.is_null(source) {
+            return Some(FaultKind::NullSource);
         }
-        kinds
+        beyond(source).then_some(FaultKind::SlotOutOfRange)
     }
 
     /// Checks that the operands cover the shape.
@@ -362,11 +351,29 @@ pub struct Pools<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultKind {
     /// A slot is not below the pool's slot count.
-    SlotOutOfRange,
+    SlotOutOfRange = 1,
     /// `accepted` lies outside `1..=columns`.
-    AcceptedOutOfRange,
+    AcceptedOutOfRange = 2,
     /// The source slot of a live request is null.
-    NullSource,
+    NullSource = 3,
+}
+
+impl FaultKind {
+    /// The kind's number in a kernel's fault record.
+    pub fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// The kind of a number, or nothing for numbers that name none.
+    pub fn from_code(code: u32) -> Option<FaultKind> {
+        [
+            FaultKind::SlotOutOfRange,
+            FaultKind::AcceptedOutOfRange,
+            FaultKind::NullSource,
+        ]
+        .into_iter()
+        .find(|kind| kind.code() == code)
+    }
 }
 
 /// One request at fault.

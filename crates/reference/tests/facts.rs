@@ -188,9 +188,9 @@ fn beta_is_not_narrowed() {
 
 #[test]
 fn both_gates_by_hand() {
-    // x = 0.3, A_log = 0.7: sigmoid(e^0.7·0.3) = 0.646620, softplus(0.3) = 0.854355.
+    // x = 0.3, A_log = 0.7: sigmoid(e^0.7·0.3) = 0.646600, softplus(0.3) = 0.854355.
     for (gate, log_decay) in [
-        (GATE, -5.0 * 0.646_620_14),
+        (GATE, -5.0 * 0.646_599_66),
         (Gate::Softplus, -2.013_752_7 * 0.854_355_24),
     ] {
         let mut launch = Launch::zero(Shape::dense(1, 1, 1, gate));
@@ -420,7 +420,7 @@ fn a_verify_step_rolls_back_to_the_accepted_checkpoint() {
 
 #[test]
 fn null_requests_and_faults_touch_nothing() {
-    let mut shape = Shape::dense(1, 7, 2, GATE);
+    let mut shape = Shape::dense(1, 8, 2, GATE);
     shape.columns = 3;
     shape.slots_stride = 3;
     shape.conv_len = 5;
@@ -448,9 +448,12 @@ fn null_requests_and_faults_touch_nothing() {
         0, // null source
         i32::MAX,
         6,
-        7, // slot out of range
+        7, // slot out of range, which goes before an accepted count out of range
+        5,
+        6,
+        8, // source out of range
     ];
-    launch.accepted = Some(vec![3, -7, 1, 4, 0, 3, 1]);
+    launch.accepted = Some(vec![3, -7, 1, 4, 0, 3, 9, 3]);
     let before = launch.clone();
     let (report, out) = launch.run();
     let fault = |request, kind| Fault { request, kind };
@@ -462,6 +465,7 @@ fn null_requests_and_faults_touch_nothing() {
             fault(4, FaultKind::AcceptedOutOfRange),
             fault(5, FaultKind::NullSource),
             fault(6, FaultKind::SlotOutOfRange),
+            fault(7, FaultKind::SlotOutOfRange),
         ]
     );
     assert!(out[2 * 128..].iter().all(|x| x.to_bits() == 0));
