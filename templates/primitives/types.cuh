@@ -1,8 +1,4 @@
-// Integer names, bf16 conversion and exact f32 arithmetic. No model terms.
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-
+// bf16 conversion and exact f32 arithmetic. No model terms.
 __device__ __forceinline__ float widen(bf16_bits bits) { return __uint_as_float((u32)bits << 16); }
 __device__ __forceinline__ float widen_low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float widen_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }

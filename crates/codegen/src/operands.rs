@@ -147,6 +147,9 @@ macro_rules! launch_parameters {
     };
     (@entry $name:ident scalar) => { Parameter::Scalar(stringify!($name)) };
     (@entry $name:ident geometry) => { Parameter::Geometry };
+    (@bytes pointer $value:expr) => { $value.to_ne_bytes().to_vec() };
+    (@bytes scalar $value:expr) => { $value.to_ne_bytes().to_vec() };
+    (@bytes geometry $value:expr) => { $value.to_bytes() };
     ($( $(#[$doc:meta])* $name:ident = $kind:ident ( $($rest:tt)* ); )*) => {
         /// The values of one launch, in launch order. Pointers are device addresses.
         #[derive(Clone, Copy, Debug, Default)]
@@ -176,9 +179,6 @@ macro_rules! launch_parameters {
             }
         }
     };
-    (@bytes pointer $value:expr) => { $value.to_ne_bytes().to_vec() };
-    (@bytes scalar $value:expr) => { $value.to_ne_bytes().to_vec() };
-    (@bytes geometry $value:expr) => { $value.to_bytes() };
 }
 
 // name = pointer(dtype shape outer-stride access presence alignment)
