@@ -1,1 +1,43 @@
-//! Stub.
+//! Random KDA launches, whoever runs them, and the judgement of their results.
+//!
+//! ```text
+//! Limits ─ Case::random(seed) ─▶ Case ─ Buffers::new ─▶ Buffers ─ Executor::run ─▶ Buffers
+//!                                 │                        └────────┬────────────────┘
+//!                                 └───────────────────────▶ Case::check ─▶ Errors or Mismatch
+//! ```
+//!
+//! [`run_property`] does this for many seeds and says what they covered; [`identity`] compares
+//! launches with each other, bit for bit; [`fixtures`] compares with values computed by public
+//! code. A failure names the seed, and the same seed and limits replay it. Nothing here knows a
+//! kernel: an executor brings it.
+//!
+//! ```
+//! use kda_tests::{Buffers, Case, Executor, ReferenceExecutor};
+//!
+//! let case = Case::from_seed(7);
+//! let before = Buffers::new(&case);
+//! let mut after = before.clone();
+//! let faults = ReferenceExecutor.run(&case, "scalar", &mut after).unwrap();
+//! let errors = case.check(&before, &after, faults.as_ref()).unwrap();
+//! assert!(errors.out_ulps <= 1.0);
+//! ```
+
+mod buffers;
+mod case;
+mod check;
+mod data;
+mod errors;
+mod executor;
+mod limits;
+mod locate;
+mod mismatch;
+pub mod rng;
+mod slots;
+
+pub use buffers::{Buffers, GUARD, POISON_BF16, POISON_F32, Region};
+pub use case::{Case, Skew, Views, gate_name, layout_name, null_name, state_bytes, state_name};
+pub use data::{Data, MATRIX, Regime};
+pub use errors::{Errors, OUT_SLACK, OUT_ULPS, STATE_FLUSH, STATE_STEP, bf16_ulp};
+pub use executor::{Executor, Faults, ReferenceExecutor};
+pub use limits::Limits;
+pub use mismatch::{Mismatch, Requirement};

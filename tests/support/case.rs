@@ -1,0 +1,317 @@
+//! Owns a random problem: sizes, strides, settings, slots and accepted counts. Must not know how
+//! operands lie in memory or who computes the step.
+
+use std::fmt;
+use std::sync::Arc;
+
+use half::bf16;
+use kda_reference::{
+    CONV_WIDTH, ConvLayout, FaultKind, Gate, HEAD_DIM, NullRule, Plan, Shape, StateType,
+};
+
+use crate::data::{Data, MATRIX, Regime};
+use crate::limits::Limits;
+use crate::rng::Rng;
+
+/// How far each operand starts past an aligned address, in elements. The state pool and `f_b` start
+/// at multiples of 16 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Skew {
+    /// `projected`, 0 to 7.
+    pub projected: usize,
+    /// The convolution cache, 0 to 7.
+    pub conv_cache: usize,
+    /// `out`, 0 to 7.
+    pub out: usize,
+    /// Every f32 operand, 0 to 3.
+    pub floats: usize,
+    /// `slots` and `accepted`, 0 to 3.
+    pub integers: usize,
+}
+
+/// Where the four views of a packed `projected` row start, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Views {
+    /// q, k and v, `[3d]`.
+    pub qkv: usize,
+    /// Output gate, `[d]`.
+    pub output_gate: usize,
+    /// F_A, `[128]`.
+    pub f_a: usize,
+    /// Beta, `[heads]`.
+    pub beta: usize,
+}
+
+/// One launch: everything but the bytes. [`Case::buffers`](crate::Buffers::new) lays it out.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// What [`Case::random`] drew it from; a derived case keeps its parent's.
+    pub seed: u64,
+    /// Sizes, strides and settings.
+    pub shape: Shape,
+    /// Whether `accepted` is read; a verify launch may have one token.
+    pub verify: bool,
+    /// `[requests, columns]`, without the stride.
+    pub slots: Vec<i32>,
+    /// `[requests]` of a verify launch.
+    pub accepted: Option<Vec<i32>>,
+    /// What the values are like.
+    pub regime: Regime,
+    /// Where operands start.
+    pub skew: Skew,
+    /// The values.
+    pub data: Arc<Data>,
+}
+
+impl Case {
+    /// The case of `seed` within the default limits.
+    pub fn from_seed(seed: u64) -> Case {
+        Case::random(seed, &Limits::default())
+    }
+
+    /// The case of `seed` within `limits`: the same two give the same case everywhere.
+    pub fn random(seed: u64, limits: &Limits) -> Case {
+        let mut rng = Rng::stream(seed, 1);
+        let heads = limits.specialisation_rng(seed).between(1, limits.max_heads);
+        let requests = rng.between(1, limits.max_requests);
+        Case::sized(seed, limits, heads, requests)
+    }
+
+    /// As [`Case::random`], with the heads and the requests given; requests are dropped where the
+    /// pools would pass `limits.max_pool_bytes`.
+    pub fn sized(seed: u64, limits: &Limits, heads: usize, requests: usize) -> Case {
+        let (shape, verify, bias) = Case::settings(seed, limits, heads);
+        Case::complete(seed, limits, shape, verify, bias, requests)
+    }
+
+    /// What a kernel is specialised for.
+    fn settings(seed: u64, limits: &Limits, heads: usize) -> (Shape, bool, bool) {
+        let mut rng = limits.specialisation_rng(seed);
+        rng.word();
+        let tokens = rng.pick(&limits.tokens);
+        let gate = match rng.pick(&limits.gates) {
+            Gate::LowerBound { lower_bound } => Gate::LowerBound { lower_bound },
+            Gate::Softplus => Gate::Softplus,
+        };
+        let mut shape = Shape::dense(heads, 0, tokens, gate);
+        shape.conv_layout = rng.pick(&limits.layouts);
+        shape.null_rule = rng.pick(&limits.null_rules);
+        shape.state_type = rng.pick(&limits.state_types);
+        let bias = rng.pick(&limits.biases);
+        (shape, tokens > 1 || rng.chance(40), bias)
+    }
+
+    fn complete(
+        seed: u64,
+        limits: &Limits,
+        mut shape: Shape,
+        verify: bool,
+        bias: bool,
+        requests: usize,
+    ) -> Case {
+        let mut rng = Rng::stream(seed, 2);
+        let dim = shape.dim();
+        let slack = |rng: &mut Rng, most: usize| if rng.chance(50) { 0 } else { rng.below(most) };
+        shape.columns = shape.tokens + if verify { slack(&mut rng, 4) } else { 0 };
+        shape.conv_len = CONV_WIDTH - 1 + shape.columns - 1 + slack(&mut rng, 3);
+        shape.pitch = shape.used_columns() + slack(&mut rng, 40);
+        shape.out_stride = dim + slack(&mut rng, 20);
+        shape.slots_stride = shape.columns + slack(&mut rng, 5);
+        shape.conv_slot_stride = 3 * dim * shape.conv_len + slack(&mut rng, 1500);
+        // Multiples of 16 bytes: up to two further layers in the same page, or a bare 16.
+        let unit = 16 / state_bytes(shape.state_type);
+        let matrix = dim * HEAD_DIM;
+        shape.state_slot_stride = matrix
+            + match rng.below(6) {
+                0..=2 => 0,
+                3 => unit,
+                4 => unit * rng.between(1, 200),
+                _ => matrix * rng.between(1, 2),
+            };
+        shape.eps = rng.pick(&[1e-5, 1e-6, 1e-3]);
+        shape.scale = (HEAD_DIM as f32).powf(-0.5) * rng.pick(&[1.0, 1.0, 0.75]);
+        let slot_bytes =
+            shape.state_slot_stride * state_bytes(shape.state_type) + shape.conv_slot_stride * 2;
+        let most = (limits.max_pool_bytes / slot_bytes).saturating_sub(4) / shape.columns;
+        shape.requests = requests.min(most.max(1));
+        shape.pool_slots = shape.requests * shape.columns + 1 + rng.between(1, 3);
+        let skew = Skew {
+            projected: rng.below(8),
+            conv_cache: rng.below(8),
+            out: rng.below(8),
+            floats: rng.below(4),
+            integers: rng.below(4),
+        };
+        let regime = rng.pick(&limits.regimes);
+        let (slots, accepted) = crate::slots::draw(&shape, verify, limits.odd_percent, &mut rng);
+        let data = Data::random(&shape, bias, regime, &mut Rng::stream(seed, 3));
+        Case {
+            seed,
+            shape,
+            verify,
+            slots,
+            accepted,
+            regime,
+            skew,
+            data: Arc::new(data),
+        }
+    }
+
+    /// What `request` must do.
+    pub fn plan(&self, request: usize) -> Plan {
+        let mut dense = self.shape;
+        dense.slots_stride = dense.columns;
+        dense.plan(&self.slots, self.accepted.as_deref(), request)
+    }
+
+    /// Requests at fault, in batch order.
+    pub fn faults(&self) -> Vec<(usize, FaultKind)> {
+        (0..self.shape.requests)
+            .filter_map(|request| match self.plan(request) {
+                Plan::Fault(kind) => Some((request, kind)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Whether there is a convolution bias.
+    pub fn bias(&self) -> bool {
+        self.data.conv_bias.is_some()
+    }
+
+    /// Bytes of one state element.
+    pub fn state_bytes(&self) -> usize {
+        state_bytes(self.shape.state_type)
+    }
+
+    /// The views of a `projected` row.
+    pub fn views(&self) -> Views {
+        let dim = self.shape.dim();
+        Views {
+            qkv: 0,
+            output_gate: 3 * dim,
+            f_a: 4 * dim,
+            beta: 4 * dim + HEAD_DIM,
+        }
+    }
+
+    /// The requests of `order`, in that order, with the same values and slots.
+    pub fn select(&self, order: &[usize]) -> Case {
+        let mut case = self.clone();
+        let (shape, tokens) = (&self.shape, self.shape.tokens);
+        case.shape.requests = order.len();
+        let per_request = |values: &[i32], width: usize| -> Vec<i32> {
+            order
+                .iter()
+                .flat_map(|&r| values[r * width..(r + 1) * width].to_vec())
+                .collect()
+        };
+        case.slots = per_request(&self.slots, shape.columns);
+        case.accepted = self.accepted.as_ref().map(|a| per_request(a, 1));
+        let (mut projected, mut windows, mut states) = (Vec::new(), Vec::new(), Vec::new());
+        for &request in order {
+            for token in 0..tokens {
+                projected.extend_from_slice(self.data.row(shape, request * tokens + token));
+            }
+            windows.extend_from_slice(self.data.window(shape, request));
+            states.extend_from_slice(self.data.state(shape, request));
+        }
+        case.data = Arc::new(Data {
+            projected,
+            windows,
+            states,
+            ..(*self.data).clone()
+        });
+        case
+    }
+
+    /// The decode case of one token: as a step over the same requests with other windows
+    /// `[requests, 3d, 3]` and states `[requests, heads, 128, 128]`. Slots are the first columns.
+    pub fn decode_step(&self, token: usize, windows: Vec<bf16>, states: Vec<f32>) -> Case {
+        let mut case = self.clone();
+        let (shape, requests) = (&self.shape, self.shape.requests);
+        assert_eq!(states.len(), requests * shape.heads * MATRIX);
+        case.verify = false;
+        case.accepted = None;
+        case.shape.tokens = 1;
+        case.shape.columns = 1;
+        case.slots = (0..requests)
+            .map(|r| self.slots[r * shape.columns])
+            .collect();
+        let projected = (0..requests)
+            .flat_map(|r| self.data.row(shape, r * shape.tokens + token).to_vec())
+            .collect();
+        case.data = Arc::new(Data {
+            projected,
+            windows,
+            states,
+            ..(*self.data).clone()
+        });
+        case
+    }
+}
+
+/// Bytes of one element of a stored state.
+pub fn state_bytes(state: StateType) -> usize {
+    match state {
+        StateType::F32 => 4,
+        StateType::Bf16 => 2,
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = &self.shape;
+        write!(
+            f,
+            "seed {:#018x}: {} heads {} requests {} tokens {} columns {}, {}, {}, {}, {}, {} state, \
+             {:?}, pitch {} conv length {}",
+            self.seed,
+            if self.verify { "verify" } else { "decode" },
+            s.heads,
+            s.requests,
+            s.tokens,
+            s.columns,
+            gate_name(s.gate),
+            if self.bias() { "bias" } else { "no bias" },
+            layout_name(s.conv_layout),
+            null_name(s.null_rule),
+            state_name(s.state_type),
+            self.regime,
+            s.pitch,
+            s.conv_len
+        )
+    }
+}
+
+/// Word for a gate.
+pub fn gate_name(gate: Gate) -> &'static str {
+    match gate {
+        Gate::LowerBound { .. } => "lower bound",
+        Gate::Softplus => "softplus",
+    }
+}
+
+/// Word for a layout.
+pub fn layout_name(layout: ConvLayout) -> &'static str {
+    match layout {
+        ConvLayout::DimFirst => "dim first",
+        ConvLayout::TokenFirst => "token first",
+    }
+}
+
+/// Word for a null rule.
+pub fn null_name(rule: NullRule) -> &'static str {
+    match rule {
+        NullRule::NonPositive => "null at most 0",
+        NullRule::Negative => "null below 0",
+    }
+}
+
+/// Word for a state type.
+pub fn state_name(state: StateType) -> &'static str {
+    match state {
+        StateType::F32 => "f32",
+        StateType::Bf16 => "bf16",
+    }
+}

@@ -1,0 +1,132 @@
+//! Owns the slots and accepted counts of a random case: permuted live slots, nulls of every kind,
+//! and every fault. Must not know values or addresses.
+
+use kda_reference::{NullRule, Shape};
+
+use crate::rng::Rng;
+
+/// What a drawn request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Live,
+    /// Live, with null checkpoints.
+    Gaps,
+    Null,
+    /// A token's slot beyond the pool.
+    TokenBeyond,
+    /// A source slot beyond the pool, in a column past the tokens where there is one.
+    SourceBeyond,
+    AcceptedOutside,
+    NullSource,
+}
+
+/// `slots [requests, columns]` and `accepted [requests]` of a verify launch.
+///
+/// Live slots are distinct over the whole table. Columns that a launch must not look at hold
+/// anything.
+pub(crate) fn draw(
+    shape: &Shape,
+    verify: bool,
+    odd_percent: usize,
+    rng: &mut Rng,
+) -> (Vec<i32>, Option<Vec<i32>>) {
+    let (requests, columns, tokens) = (shape.requests, shape.columns, shape.tokens);
+    let lowest = match shape.null_rule {
+        NullRule::NonPositive => 1,
+        NullRule::Negative => 0,
+    };
+    let mut free: Vec<i32> = (lowest..shape.pool_slots as i32).collect();
+    rng.shuffle(&mut free);
+    let mut slots = free[..requests * columns].to_vec();
+    let mut accepted = vec![1; requests];
+    for request in 0..requests {
+        let row = &mut slots[request * columns..][..columns];
+        let count = if verify { rng.between(1, columns) } else { 1 };
+        accepted[request] = count as i32;
+        let kind = if rng.chance(odd_percent) {
+            odd_kind(shape, verify, rng)
+        } else {
+            Kind::Live
+        };
+        match kind {
+            Kind::Live => {}
+            Kind::Gaps => {
+                for (column, slot) in row.iter_mut().enumerate().take(tokens).skip(1) {
+                    if column + 1 != count && rng.chance(60) {
+                        *slot = null(shape.null_rule, rng);
+                    }
+                }
+            }
+            Kind::Null => {
+                row[0] = null(shape.null_rule, rng);
+                for slot in row[1..].iter_mut() {
+                    if rng.chance(40) {
+                        *slot = beyond(shape, rng);
+                    }
+                }
+                if verify && rng.chance(50) {
+                    accepted[request] = outside(columns, rng);
+                }
+                continue;
+            }
+            Kind::TokenBeyond => row[rng.below(tokens)] = beyond(shape, rng),
+            Kind::SourceBeyond => {
+                let column = if columns > tokens {
+                    rng.between(tokens, columns - 1)
+                } else {
+                    rng.below(columns)
+                };
+                accepted[request] = column as i32 + 1;
+                row[column] = beyond(shape, rng);
+                continue;
+            }
+            Kind::AcceptedOutside => accepted[request] = outside(columns, rng),
+            Kind::NullSource => {
+                let column = rng.between(1, columns - 1);
+                accepted[request] = column as i32 + 1;
+                row[column] = null(shape.null_rule, rng);
+                continue;
+            }
+        }
+        // Columns past the tokens that are not the source are never looked at.
+        for (column, slot) in row.iter_mut().enumerate().skip(tokens) {
+            if column as i32 + 1 != accepted[request] && odd_percent > 0 && rng.chance(40) {
+                *slot = beyond(shape, rng);
+            }
+        }
+    }
+    (slots, verify.then_some(accepted))
+}
+
+fn odd_kind(shape: &Shape, verify: bool, rng: &mut Rng) -> Kind {
+    let mut kinds = vec![Kind::Null, Kind::TokenBeyond];
+    if verify {
+        kinds.extend([Kind::AcceptedOutside, Kind::SourceBeyond]);
+        if shape.columns > 1 {
+            kinds.push(Kind::NullSource);
+        }
+        if shape.tokens > 1 {
+            kinds.extend([Kind::Gaps, Kind::Gaps]);
+        }
+    } else {
+        kinds.push(Kind::Null);
+    }
+    rng.pick(&kinds)
+}
+
+fn null(rule: NullRule, rng: &mut Rng) -> i32 {
+    match rule {
+        NullRule::NonPositive => rng.pick(&[0, 0, -1, -7, i32::MIN]),
+        NullRule::Negative => rng.pick(&[-1, -1, -7, i32::MIN]),
+    }
+}
+
+fn beyond(shape: &Shape, rng: &mut Rng) -> i32 {
+    let pool = shape.pool_slots as i32;
+    rng.pick(&[pool, pool + 1, pool + 1000, 1 << 30, i32::MAX])
+}
+
+fn outside(columns: usize, rng: &mut Rng) -> i32 {
+    let columns = columns as i32;
+    rng.pick(&[0, 0, -1, i32::MIN, columns + 1, columns + 1, i32::MAX])
+}
