@@ -18,10 +18,13 @@ pub(crate) struct LaneGroups {
     /// Groups with copies on their way, and how many.
     outstanding: Vec<(u32, u32)>,
     agent: Option<u32>,
+    /// Groups the thread has not waited for, and the instruction of each.
+    unawaited: Vec<(u32, u32)>,
 }
 
 impl LaneGroups {
-    fn begin(&mut self) -> u32 {
+    fn begin(&mut self, pc: u32) -> u32 {
+        self.unawaited.push((self.open, pc));
         match self.outstanding.iter_mut().find(|(g, _)| *g == self.open) {
             Some((_, n)) => *n += 1,
             None => self.outstanding.push((self.open, 1)),
@@ -109,6 +112,18 @@ impl Pending {
 const LONGEST: u64 = 400;
 
 impl Machine<'_> {
+    /// The instruction of a copy that none of these lanes has waited for.
+    pub(crate) fn unawaited(&self, index: usize, mask: u32) -> Option<u32> {
+        let mut lanes = (0..32).filter(|l| mask >> l & 1 != 0);
+        lanes.find_map(|lane| {
+            let thread = index * 32 + lane;
+            let first = self.copies[thread].unawaited.first();
+            first
+                .or(self.bulks[thread].unawaited.first())
+                .map(|(_, pc)| *pc)
+        })
+    }
+
     pub(crate) fn copies_done(
         &self,
         index: usize,
@@ -263,7 +278,7 @@ impl Machine<'_> {
                     if releases {
                         Clocks::release_reads(&mut mbarrier.collecting, &past, thread, epoch);
                     }
-                    mbarrier.complete_tx(len as u32, remote.then_some(who.pc));
+                    mbarrier.complete_tx(len as u32, Some(who.pc));
                 }
             }
             Action::Copy {
@@ -323,7 +338,7 @@ impl Machine<'_> {
                 self.order_async(who, target, size, write, &past, epoch)?;
                 self.transfer(who, target, source, size)?;
                 if let Some(mbarrier) = self.blocks[block].mbarriers.get_mut(&key) {
-                    mbarrier.complete_tx(size as u32, None);
+                    mbarrier.complete_tx(size as u32, Some(who.pc));
                 }
             }
             Action::BulkOut {
@@ -389,8 +404,17 @@ impl Machine<'_> {
                 return Ok(Step::Retry(Wait::Copies { n, bulk, read }));
             }
             for lane in (0..32usize).filter(|l| mask >> l & 1 != 0) {
-                let groups =
-                    if bulk { &self.bulks } else { &self.copies }[index * 32 + lane].clone();
+                let all = if bulk {
+                    &mut self.bulks
+                } else {
+                    &mut self.copies
+                };
+                let groups = &mut all[index * 32 + lane];
+                let open = groups.open;
+                groups
+                    .unawaited
+                    .retain(|(g, _)| n != u32::MAX && g + n >= open);
+                let groups = groups.clone();
                 let epoch = if n == u32::MAX {
                     groups.open + 1
                 } else {
@@ -481,7 +505,7 @@ impl Machine<'_> {
                     } else {
                         target
                     };
-                    let group = self.copies[thread].begin();
+                    let group = self.copies[thread].begin(pc);
                     self.issue(
                         who,
                         Action::Copy {
@@ -502,6 +526,7 @@ impl Machine<'_> {
                     {
                         mbarrier.add_pending();
                     }
+                    self.copies[thread].unawaited.clear();
                     self.issue(who, Action::Arrive { block, key });
                 }
                 Async::BulkIn {
@@ -548,7 +573,7 @@ impl Machine<'_> {
                         size,
                         true,
                     )?;
-                    let group = self.bulks[thread].begin();
+                    let group = self.bulks[thread].begin(pc);
                     self.issue(
                         who,
                         Action::BulkOut {

@@ -32,17 +32,17 @@ pub(crate) struct Mbarrier {
     init: (usize, u32, usize, u32, u32),
     /// Clock entries of asynchronous writes from the own block and from others.
     pub(crate) agents: [u32; 2],
-    /// Phases that a waiter saw complete, and the last one in which another block's bytes arrived.
+    /// Phases that a waiter saw complete, and the last one in which asynchronous bytes arrived.
     observed: u32,
-    remote: Option<(u32, u32)>,
+    landed: Option<(u32, u32)>,
 }
 
 impl Mbarrier {
     /// Counts `bytes` of an asynchronous write on the phase that is open.
-    pub(crate) fn complete_tx(&mut self, bytes: u32, remote: Option<u32>) {
+    pub(crate) fn complete_tx(&mut self, bytes: u32, by: Option<u32>) {
         self.tx -= i64::from(bytes);
-        if let Some(pc) = remote {
-            self.remote = Some((self.phase, pc));
+        if let Some(pc) = by {
+            self.landed = Some((self.phase, pc));
         }
         self.advance();
     }
@@ -365,6 +365,13 @@ impl Machine<'_> {
     pub(crate) fn exit(&mut self, index: usize, warp: &mut Warp, mask: u32) -> Result<Step, Error> {
         self.live[index] &= !mask;
         let block = warp.block;
+        if let Some(pc) = self.unawaited(index, mask) {
+            return Err(Error::UnawaitedAsync {
+                block: self.blocks[block].index,
+                line: self.entry.code[pc as usize].line,
+                what: "a thread did not wait for its copies",
+            });
+        }
         for id in 0..16 {
             // Fewer threads cannot be too many for a count.
             let _ = self.bar_advance(block, id);
@@ -399,11 +406,11 @@ impl Machine<'_> {
         }
         for mbarrier in self.blocks[block].mbarriers.values() {
             if let Some((phase, pc)) = mbarrier
-                .remote
+                .landed
                 .filter(|(phase, _)| *phase >= mbarrier.observed)
             {
                 let what = if phase < mbarrier.phase {
-                    "and no thread waited for what another block stored into it"
+                    "no thread waited for the bytes that arrived on its mbarrier"
                 } else {
                     "more bytes arrived on its mbarrier than it waited for"
                 };
@@ -633,7 +640,7 @@ impl Machine<'_> {
             init,
             agents,
             observed: 0,
-            remote: None,
+            landed: None,
         };
         self.blocks[block].mbarriers.insert(at as u32, mbarrier);
         Ok(())
