@@ -44,18 +44,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     if constexpr (!EARLY_CACHES) dependency_wait();
     const RequestSlots own = load_slots(slots, accepted, request, lane, geometry);
 
-    GateInput gate_input[TOKENS];
+    GateInput gate_input[CHUNK];
     ConvInputs conv_inputs;
-    bf16_bits beta_bits[TOKENS];
     bf16_bits output_gate_bits[OUTPUT_TOKENS];
+    bf16_bits beta_bits;  // lane t holds token t's
+    auto load_chunk = [&](int first) {
+#pragma unroll
+        for (int t = 0; t < CHUNK; ++t)
+            load_gate_input(gate_input[t], f_a + (first_row + min(first + t, TOKENS - 1)) * geometry.f_a_pitch);
+        load_raw(conv_inputs, qkv + first_row * geometry.qkv_pitch, first, head, rank, geometry.qkv_pitch);
+    };
     auto load_projected = [&]() {
-#pragma unroll
-        for (int t = 0; t < TOKENS; ++t)
-            load_gate_input(gate_input[t], f_a + (first_row + t) * geometry.f_a_pitch);
-        load_raw(conv_inputs, qkv + first_row * geometry.qkv_pitch, head, rank, geometry.qkv_pitch);
-#pragma unroll
-        for (int t = 0; t < TOKENS; ++t)
-            beta_bits[t] = load_bits(beta + (first_row + t) * geometry.beta_pitch + head);
+        load_chunk(0);
+        beta_bits = load_bits(beta + (first_row + min(lane, TOKENS - 1)) * geometry.beta_pitch + head);
 #pragma unroll
         for (int n = 0; n < OUTPUT_TOKENS; ++n) {
             int t = min(n * ROW_COPIES + lane % ROW_COPIES, TOKENS - 1);
@@ -81,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     bf16_bits* line = conv_cache + own.window * geometry.conv_slot_stride;
     load_window(conv_inputs, line, own.window_start, head, rank, geometry);
     RowState state;
-    load_state(state, state_source + own.source * geometry.source_slot_stride, head, rank);
+    const state_element* source = state_source + own.source * geometry.source_slot_stride;
+    if constexpr (TOKENS <= CHUNK) load_state(state, source, head, rank);
     if constexpr (EARLY_CACHES) {
         dependency_wait();
         load_projected();
@@ -89,8 +91,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
 
     // The barriers of every block are initialised before any block stores into another.
     if constexpr (VALUE_SPLIT > 1) cluster_wait();
-    compute_gates(shared, gate_weights, gate_input, lower_bound, rank);
-    convolve(shared, conv_inputs, conv_weights, rank);
+#pragma unroll 1
+    for (int first = 0; first < TOKENS; first += CHUNK) {
+        if (first > 0) load_chunk(first);
+        compute_gates(shared, gate_weights, gate_input, first, lower_bound, rank);
+        convolve(shared, conv_inputs, conv_weights, first, rank);
+    }
+    // With several chunks the registers go to their inputs first.
+    if constexpr (TOKENS > CHUNK) load_state(state, source, head, rank);
+    const float own_beta = sigmoid_fast(widen(beta_bits));
     float output_factor[OUTPUT_TOKENS];
 #pragma unroll
     for (int n = 0; n < OUTPUT_TOKENS; ++n)
@@ -102,7 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
 
 #pragma unroll
     for (int t = 0; t < TOKENS; ++t) {
-        float output = delta_rule(state, shared, t, sigmoid_fast(widen(beta_bits[t])), shared.v[t][own_row()], scale);
+        float beta = TOKENS == 1 ? own_beta : __shfl_sync(FULL_WARP, own_beta, t);
+        float output = delta_rule(state, shared, t, beta, shared.v[t][own_row()], scale);
         send_partial(shared, t, group_square(output), rank);
         int checkpoint = TOKENS == 1 ? own.own : __shfl_sync(FULL_WARP, own.own, t);
         store_state(state, state_pool + checkpoint * geometry.state_slot_stride, head, rank, !is_null(checkpoint));

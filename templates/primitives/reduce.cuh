@@ -12,6 +12,18 @@ __device__ __forceinline__ float lane_tree(const float (&partial)[4]) {
     return __fadd_rn(__fadd_rn(partial[0], partial[2]), __fadd_rn(partial[1], partial[3]));
 }
 
+// Sums values by adding the upper half to the lower until one is left.
+template <int COUNT, int SIZE>
+__device__ __forceinline__ float halving_tree(float (&value)[SIZE]) {
+    if constexpr (COUNT == 1) {
+        return value[0];
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT / 2; ++i) value[i] = __fadd_rn(value[i], value[i + COUNT / 2]);
+        return halving_tree<COUNT / 2>(value);
+    }
+}
+
 // Sums one value over LANES neighbouring lanes; every lane gets the sum.
 template <int LANES>
 __device__ __forceinline__ float reduce_all(float value) {

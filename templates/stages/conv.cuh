@@ -7,6 +7,7 @@ constexpr int CONV_WIDTH = 4;
 constexpr int ROWS = HEAD_DIM / VALUE_SPLIT;       // value rows of this block
 constexpr int CHANNELS = 2 * HEAD_DIM + ROWS;      // conv channels of this block
 constexpr int CONV_PASSES = (CHANNELS + THREADS - 1) / THREADS;
+constexpr int CHUNK = TOKENS < 4 ? TOKENS : 4;     // tokens whose inputs a thread holds at once
 constexpr int LINE = TOKENS + CONV_WIDTH - 2;      // conv cache positions a step writes
 
 struct ConvChannel {
@@ -41,8 +42,8 @@ __device__ __forceinline__ void load_conv_weights(ConvWeights& w, const float* w
 }
 
 struct ConvInputs {
-    bf16_bits window[CONV_PASSES][CONV_WIDTH - 1];
-    bf16_bits raw[CONV_PASSES][TOKENS];
+    bf16_bits window[CONV_PASSES][CONV_WIDTH - 1];  // the three inputs before `raw`
+    bf16_bits raw[CONV_PASSES][CHUNK];
 };
 
 __device__ __forceinline__ i64 conv_offset(int column, int position, const KdaGeometry& geometry) {
@@ -62,21 +63,23 @@ __device__ __forceinline__ void load_window(ConvInputs& in, const bf16_bits* lin
     }
 }
 
-__device__ __forceinline__ void load_raw(ConvInputs& in, const bf16_bits* qkv, int head, int rank,
+// Raw inputs of tokens first .. first + CHUNK - 1; those past the last repeat it.
+__device__ __forceinline__ void load_raw(ConvInputs& in, const bf16_bits* qkv, int first, int head, int rank,
                                          i64 pitch) {
 #pragma unroll
     for (int pass = 0; pass < CONV_PASSES; ++pass) {
         ConvChannel c = conv_channel(pass * THREADS + threadIdx.x, rank);
         const bf16_bits* column = qkv + c.part * DIM + head * HEAD_DIM + c.in_head;
 #pragma unroll
-        for (int t = 0; t < TOKENS; ++t) in.raw[pass][t] = load_bits(column + t * pitch);
+        for (int t = 0; t < CHUNK; ++t) in.raw[pass][t] = load_bits(column + min(first + t, TOKENS - 1) * pitch);
     }
 }
 
 __device__ __forceinline__ float silu(float y) { return __fmul_rn(y, sigmoid_fast(y)); }
 
-// Fills shared q, k, v for every token and this block's part of the new conv line.
-__device__ __forceinline__ void convolve(Shared& shared, const ConvInputs& in, const ConvWeights& w,
+// Fills shared q, k, v of tokens first .. first + CHUNK - 1 and their part of the new conv line,
+// and moves the window past them.
+__device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const ConvWeights& w, int first,
                                          int rank) {
 #pragma unroll
     for (int pass = 0; pass < CONV_PASSES; ++pass) {
@@ -86,25 +89,31 @@ __device__ __forceinline__ void convolve(Shared& shared, const ConvInputs& in, c
         int row = c.in_head - rank * ROWS;
         bool owned = row >= 0 && row < ROWS;
         bf16_bits* line = shared.line + (c.part * ROWS + row) * LINE;
-        float tap[TOKENS + CONV_WIDTH - 1];
+        float tap[CHUNK + CONV_WIDTH - 1];
 #pragma unroll
-        for (int n = 0; n < TOKENS + CONV_WIDTH - 1; ++n) {
+        for (int n = 0; n < CHUNK + CONV_WIDTH - 1; ++n) {
             bf16_bits bits = n < CONV_WIDTH - 1 ? in.window[pass][n] : in.raw[pass][n - CONV_WIDTH + 1];
             tap[n] = widen(bits);
-            if (owned && n >= 1) line[n - 1] = bits;
+            // The window's last two taps open the line; later chunks find them written.
+            bool fresh = n >= CONV_WIDTH - 1 || (n >= 1 && first == 0);
+            if (owned && fresh && first + n - 1 < LINE) line[first + n - 1] = bits;
         }
         float* output = c.part == 0   ? shared.q[0] + c.in_head
                         : c.part == 1 ? shared.k[0] + c.in_head
                                       : shared.v[0] + row;
         int stride = c.part == 2 ? ROWS : HEAD_DIM;
 #pragma unroll
-        for (int t = 0; t < TOKENS; ++t) {
+        for (int t = 0; t < CHUNK; ++t) {
             float y = CONV_BIAS ? __fmaf_rn(w.tap[pass][0], tap[t], w.bias[pass])
                                 : __fmul_rn(w.tap[pass][0], tap[t]);
 #pragma unroll
             for (int n = 1; n < CONV_WIDTH; ++n) y = __fmaf_rn(w.tap[pass][n], tap[t + n], y);
-            output[t * stride] = silu(y);
+            if (first + t < TOKENS) output[(first + t) * stride] = silu(y);
         }
+#pragma unroll
+        for (int n = 0; n < CONV_WIDTH - 1; ++n)
+            in.window[pass][n] = n + CHUNK < CONV_WIDTH - 1 ? in.window[pass][n + CHUNK]
+                                                            : in.raw[pass][n + CHUNK - CONV_WIDTH + 1];
     }
 }
 

@@ -102,15 +102,15 @@ __device__ __forceinline__ float decay_softplus(float g, float a_log, float a, f
     return exp_accurate(max_nan(-rate, -87.0f), 0.0f);
 }
 
-// Computes this block's gates for every token and hands them to whoever needs them.
-__device__ __forceinline__ void compute_gates(Shared& shared, const GateWeights& w,
-                                              const GateInput (&input)[TOKENS], float lower_bound, int rank) {
+// Computes this block's gates of tokens first .. first + CHUNK - 1 and hands them to whoever needs them.
+__device__ __forceinline__ void compute_gates(Shared& shared, const GateWeights& w, const GateInput (&input)[CHUNK],
+                                              int first, float lower_bound, int rank) {
     int group = threadIdx.x / GATE_LANES;
     int lane = threadIdx.x % GATE_LANES;
     int gate = own_gate(rank);
     float a = exp_accurate(min_nan(max_nan(w.a_log, -87.0f), 88.72283f), 0.0f);
 #pragma unroll
-    for (int t = 0; t < TOKENS; ++t) {
+    for (int t = 0; t < CHUNK; ++t) {
         float sum[GATE_PASSES];
 #pragma unroll
         for (int pass = 0; pass < GATE_PASSES; ++pass)
@@ -118,14 +118,14 @@ __device__ __forceinline__ void compute_gates(Shared& shared, const GateWeights&
         float g = reduce_transposed<GATE_LANES>(sum, lane);
         float decay = LOWER_BOUND_GATE ? decay_lower_bound(g, a, w.dt_bias, lower_bound)
                                        : decay_softplus(g, w.a_log, a, w.dt_bias);
-        if (GATE_ROWS < GATE_GROUPS && group >= GATE_ROWS) continue;
+        if (first + t >= TOKENS || (GATE_ROWS < GATE_GROUPS && group >= GATE_ROWS)) continue;
         if constexpr (SHARED_GATE) {
-            u32 address = shared_address(&shared.decay[t][gate]);
+            u32 address = shared_address(&shared.decay[first + t][gate]);
             u32 barrier = shared_address(&shared.gate_barrier);
             for (int block = lane % GATE_COPIES; block < VALUE_SPLIT; block += GATE_COPIES)
                 store_remote(block_address(address, block), decay, block_address(barrier, block));
         } else if (lane % GATE_COPIES == 0) {
-            shared.decay[t][gate] = decay;
+            shared.decay[first + t][gate] = decay;
         }
     }
 }

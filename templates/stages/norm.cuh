@@ -38,9 +38,5 @@ __device__ __forceinline__ float inverse_norm(const float (&partial)[NORM_PARTIA
         float4 four = *reinterpret_cast<const float4*>(partial + i);
         sum[i] = four.x, sum[i + 1] = four.y, sum[i + 2] = four.z, sum[i + 3] = four.w;
     }
-#pragma unroll
-    for (int half = NORM_PARTIALS / 2; half >= 1; half /= 2)
-#pragma unroll
-        for (int i = 0; i < half; ++i) sum[i] = __fadd_rn(sum[i], sum[i + half]);
-    return rsqrt_accurate(__fmaf_rn(sum[0], 1.0f / HEAD_DIM, eps));
+    return rsqrt_accurate(__fmaf_rn(halving_tree<NORM_PARTIALS>(sum), 1.0f / HEAD_DIM, eps));
 }

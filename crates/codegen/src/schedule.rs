@@ -1,6 +1,6 @@
 //! The integer arithmetic of a mode: grid, cluster, registers. Knows no text and no library.
 
-use crate::{EarlyReads, Error, KernelSpec, StateDtype};
+use crate::{Error, GateSchedule, KernelSpec};
 
 /// Largest number of requests one launch serves: the grid's second dimension.
 pub const MAX_REQUESTS: usize = 65_535;
@@ -43,17 +43,28 @@ impl KernelSpec {
         128 * 128 / self.mode.value_split / self.mode.threads
     }
 
-    /// Resident blocks per multiprocessor that the compiler sets the register budget for.
+    /// Resident blocks per multiprocessor that the compiler sets the register budget for: the
+    /// largest number at which the values in flight fit, by an estimate that NVRTC's reports of
+    /// all modes agree with.
     pub(crate) fn min_blocks(&self) -> u32 {
-        // A thread needs its state and about 56 registers more; the file has 65536.
-        let registers = if self.state_registers() <= 32 && self.tokens == 1 { 64 } else { 128 };
-        let registers = match (self.early_reads, self.state_dtype) {
-            // State, window and weights are all in flight at once.
-            (EarlyReads::Caches, _) => 128,
-            (EarlyReads::Weights, StateDtype::F32 | StateDtype::Bf16) => registers,
+        let mode = &self.mode;
+        let gates = match mode.gate_schedule {
+            GateSchedule::Block => 128,
+            GateSchedule::Cluster => 128 / mode.value_split,
         };
-        let by_registers = 65_536 / (registers * self.mode.threads);
-        let by_threads = self.arch.threads_per_multiprocessor() / self.mode.threads;
+        let gate_weights = gates.div_ceil(mode.threads / 8) * 8;
+        let channels = 256 + 128 / mode.value_split;
+        let conv = channels.div_ceil(mode.threads) * 8;
+        let chunk = self.tokens.min(4) as u32 * 8;
+        let in_flight = self.state_registers() + gate_weights + conv + chunk + 24;
+        let registers = match in_flight {
+            0..=90 if self.tokens == 1 => 64,
+
+            0..=184 => 128,
+            _ => 255,
+        };
+        let by_registers = 65_536 / (registers * mode.threads);
+        let by_threads = self.arch.threads_per_multiprocessor() / mode.threads;
         by_registers.min(by_threads).max(1)
     }
 }

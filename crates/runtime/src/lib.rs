@@ -1,1 +1,39 @@
-//! Stub.
+//! One launch for a Kimi Delta Attention decode or verify step.
+//!
+//! ```no_run
+//! use kda_codegen::{EarlyReads, Nvrtc};
+//! use kda_runtime::{Config, Device, Policies, PreparedKda, StepKind};
+//! # fn step() -> kda_runtime::Step { unimplemented!() }
+//! # let stream = std::ptr::null_mut();
+//! let device = Device::primary(0)?;
+//! let config = Config::kimi_k3(12);
+//! let kinds = [StepKind::Decode, StepKind::Verify(4)];
+//! let policies = Policies::for_device(device.arch(), config.heads, config.early_reads, &kinds);
+//! // Compiles and loads; everything slow happens here.
+//! let kda = PreparedKda::prepare_caches(&device, stream, &config, &policies, &Nvrtc::load(&[])?)?;
+//! // One kernel launch; fine inside a graph capture.
+//! // SAFETY: the step's buffers are live device memory of the stated sizes.
+//! unsafe { kda.run(stream, &step()) }?;
+//! if let Some(faults) = kda.take_faults(stream)? {
+//!     eprintln!("request {} was refused: {:?}", faults.request, faults.kind);
+//! }
+//! # Ok::<(), kda_runtime::Error>(())
+//! ```
+//!
+//! [`Config`] holds a model's settings, [`Policies`] which schedule serves which batch, [`Step`]
+//! the operands. [`Plan`] turns a step into plain launch data without touching a device;
+//! [`PreparedKda`] hands that data to the CUDA driver.
+
+mod config;
+mod device;
+mod error;
+mod prepared;
+mod step;
+
+pub use config::{Config, Gate, Policies, Policy, StepKind};
+pub use device::{Device, Stream};
+pub use error::Error;
+pub use prepared::{FaultKind, Faults, KernelInfo, PreparedKda};
+pub use step::{
+    Buffer, ConvCache, Plan, Planned, Projected, Rows, Slots, StatePool, Step, Weights,
+};

@@ -1,0 +1,202 @@
+//! The settings of one model on one device, and which kernel serves which step. Pure.
+
+use std::fmt;
+
+use kda_codegen::{
+    Arch, ConvLayout, EarlyReads, GateKind, GateSchedule, KernelSpec, MAX_TOKENS, Mode, NullRule,
+    StateDtype,
+};
+
+use crate::Error;
+
+/// Decay formula with its parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gate {
+    /// exp(bound · sigmoid(exp(A_log) · (g + dt_bias))); the bound is negative, −5 in Kimi K3.
+    LowerBound(f32),
+    /// exp(−exp(A_log) · softplus(g + dt_bias)).
+    Softplus,
+}
+
+/// A model's KDA layers on one device. No field has a default: every one changes the result.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Config {
+    /// Heads on this device, 1..=128.
+    pub heads: usize,
+    /// Whether the convolution has a bias.
+    pub conv_bias: bool,
+    /// Order inside a conv cache slot.
+    pub conv_layout: ConvLayout,
+    /// Decay formula.
+    pub gate: Gate,
+    /// Null slot values.
+    pub null_rule: NullRule,
+    /// Element type of the state pool.
+    pub state_dtype: StateDtype,
+    /// What may be read before the kernel ahead has finished.
+    pub early_reads: EarlyReads,
+    /// Factor of the normalised query, 128^−½ in every known model.
+    pub scale: f32,
+    /// Added to the mean square of the output norm.
+    pub eps: f32,
+}
+
+impl Config {
+    /// Settings of Kimi K3: no conv bias, dim-first cache, lower bound −5, null slots ≤ 0, f32
+    /// state, weights read early.
+    pub fn kimi_k3(heads: usize) -> Config {
+        Config {
+            heads,
+            conv_bias: false,
+            conv_layout: ConvLayout::DimFirst,
+            gate: Gate::LowerBound(-5.0),
+            null_rule: NullRule::NonPositive,
+            state_dtype: StateDtype::F32,
+            early_reads: EarlyReads::Weights,
+            scale: 0.088_388_35,
+            eps: 1e-5,
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        let illegal = |setting, value, allowed| Err(Error::IllegalSetting { setting, value, allowed });
+        if let Gate::LowerBound(bound) = self.gate
+            && !(bound < 0.0 && bound.is_finite())
+        {
+            return illegal("lower bound", bound, "finite and below 0");
+        }
+        if !self.scale.is_finite() {
+            return illegal("scale", self.scale, "finite");
+        }
+        if !(self.eps > 0.0 && self.eps.is_finite()) {
+            return illegal("eps", self.eps, "finite and above 0");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn spec(&self, arch: Arch, kind: StepKind, mode: Mode) -> KernelSpec {
+        KernelSpec {
+            arch,
+            heads: self.heads,
+            tokens: kind.tokens(),
+            verify: kind.is_verify(),
+            conv_bias: self.conv_bias,
+            conv_layout: self.conv_layout,
+            gate: match self.gate {
+                Gate::LowerBound(_) => GateKind::LowerBound,
+                Gate::Softplus => GateKind::Softplus,
+            },
+            null_rule: self.null_rule,
+            state_dtype: self.state_dtype,
+            early_reads: self.early_reads,
+            mode,
+        }
+    }
+}
+
+/// What a step does with its requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StepKind {
+    /// One token a request, from the state in its slot.
+    Decode,
+    /// This many tokens a request, from the checkpoint that `accepted` chooses.
+    Verify(usize),
+}
+
+impl StepKind {
+    /// Tokens a request brings.
+    pub fn tokens(self) -> usize {
+        match self {
+            StepKind::Decode => 1,
+            StepKind::Verify(tokens) => tokens,
+        }
+    }
+
+    /// Whether the step reads accepted counts.
+    pub fn is_verify(self) -> bool {
+        matches!(self, StepKind::Verify(_))
+    }
+
+    /// Place in a table of [`KINDS`] entries; `None` for a kind no kernel exists for.
+    pub(crate) fn index(self) -> Option<usize> {
+        match self {
+            StepKind::Decode => Some(0),
+            StepKind::Verify(tokens) => (1..=MAX_TOKENS).contains(&tokens).then_some(tokens),
+        }
+    }
+}
+
+/// Kinds of steps: decode and every verify length.
+pub(crate) const KINDS: usize = MAX_TOKENS + 1;
+
+impl fmt::Display for StepKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StepKind::Decode => f.write_str("decode"),
+            StepKind::Verify(tokens) => write!(f, "verify {tokens}"),
+        }
+    }
+}
+
+/// One rule: steps of `kind` with up to `max_requests` requests run in `mode`, unless a rule with
+/// fewer requests covers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Kind of the step.
+    pub kind: StepKind,
+    /// Largest number of requests.
+    pub max_requests: usize,
+    /// Schedule.
+    pub mode: Mode,
+}
+
+/// Which mode serves which step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policies(pub Vec<Policy>);
+
+impl Policies {
+    /// One mode for every size of the given kinds.
+    pub fn single(kinds: &[StepKind], mode: Mode) -> Policies {
+        let max_requests = kda_codegen::schedule::MAX_REQUESTS;
+        Policies(kinds.iter().map(|&kind| Policy { kind, max_requests, mode }).collect())
+    }
+
+    /// The measured choice for a device: the fewer (request, head) pairs there are, the more blocks
+    /// share one. Times behind it are in `docs/performance.md`; without clusters one block serves
+    /// a head.
+    pub fn for_device(
+        arch: Arch,
+        heads: usize,
+        early_reads: EarlyReads,
+        kinds: &[StepKind],
+    ) -> Policies {
+        let mut policies = Vec::new();
+        for &kind in kinds {
+            let mut push = |max_requests: usize, mode: Mode| {
+                if max_requests > 0 {
+                    policies.push(Policy { kind, max_requests, mode });
+                }
+            };
+            let hints = arch.has_clusters() && early_reads == EarlyReads::Weights;
+            let mode = |value_split, threads, row_lanes, gate_schedule, slot_hints| Mode {
+                value_split,
+                threads,
+                row_lanes,
+                gate_schedule,
+                slot_hints: slot_hints && hints,
+            };
+            if arch.has_clusters() {
+                // Up to this many (request, head) pairs; measured at 12 heads, so in units of 12.
+                let pairs = |requests: usize| requests * 12 / heads;
+                push(pairs(4), mode(8, 128, 8, GateSchedule::Cluster, true));
+                push(pairs(8), mode(4, 128, 8, GateSchedule::Cluster, true));
+                push(pairs(16), mode(2, 256, 8, GateSchedule::Cluster, true));
+            }
+            push(
+                kda_codegen::schedule::MAX_REQUESTS,
+                mode(1, 512, 32, GateSchedule::Block, false),
+            );
+        }
+        Policies(policies)
+    }
+}

@@ -1,0 +1,325 @@
+//! The CUDA driver: contexts, modules, the fault record, the launch. The only user of the driver
+//! and, with `prepared.rs`, of `unsafe`.
+
+use std::any::Any;
+use std::ffi::{CString, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use kda_codegen::operands::{Arguments, FaultRecord};
+use kda_codegen::{Arch, Launch};
+
+use crate::Error;
+
+/// A raw CUDA stream handle, as every engine has one.
+pub type Stream = sys::CUstream;
+
+/// Turns a driver result into an error that names the call.
+fn check(call: &'static str, result: sys::CUresult) -> Result<(), Error> {
+    match result {
+        sys::CUresult::CUDA_SUCCESS => Ok(()),
+        code => Err(Error::Cuda { call, code: code as u32 }),
+    }
+}
+
+fn driver_present() -> Result<(), Error> {
+    // SAFETY: opens the driver library by name.
+    if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(Error::DriverMissing) }
+}
+
+/// A CUDA context to prepare and launch in. Clones share it.
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    context: sys::CUcontext,
+    /// The device, when this object retains its primary context.
+    retained: Option<sys::CUdevice>,
+    device: sys::CUdevice,
+    arch: Arch,
+    /// Keeps a borrowed context alive.
+    _owner: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+// SAFETY: a CUcontext may be used from any thread; the driver synchronises.
+unsafe impl Send for Inner {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Inner {}
+
+impl Device {
+    /// Retains the primary context of a device, the one the CUDA runtime and most engines use.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DriverMissing`], [`Error::Cuda`], or [`Error::DeviceUnsupported`].
+    pub fn primary(ordinal: i32) -> Result<Device, Error> {
+        driver_present()?;
+        let (mut device, mut context) = (0, ptr::null_mut());
+        // SAFETY: the driver is present; every pointer is to a local.
+        unsafe {
+            check("cuInit", sys::cuInit(0))?;
+            check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal))?;
+            let arch = arch_of(device)?;
+            check(
+                "cuDevicePrimaryCtxRetain",
+                sys::cuDevicePrimaryCtxRetain(&mut context, device),
+            )?;
+            Ok(Device(Arc::new(Inner { context, retained: Some(device), device, arch, _owner: None })))
+        }
+    }
+
+    /// Borrows an engine's context; `owner` keeps it alive for as long as this object lives.
+    ///
+    /// # Safety
+    ///
+    /// `context` is a live context and stays one until `owner` is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::primary`].
+    pub unsafe fn borrow(
+        context: sys::CUcontext,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Device, Error> {
+        driver_present()?;
+        let mut device = 0;
+        // SAFETY: the caller promises a live context; the pushed one is popped before returning.
+        let queried = unsafe {
+            check("cuCtxPushCurrent", sys::cuCtxPushCurrent_v2(context))?;
+            let queried = check("cuCtxGetDevice", sys::cuCtxGetDevice(&mut device));
+            let mut popped = ptr::null_mut();
+            check("cuCtxPopCurrent", sys::cuCtxPopCurrent_v2(&mut popped))?;
+            queried
+        };
+        queried?;
+        let arch = arch_of(device)?;
+        Ok(Device(Arc::new(Inner { context, retained: None, device, arch, _owner: Some(owner) })))
+    }
+
+    /// The architecture its kernels are compiled for.
+    pub fn arch(&self) -> Arch {
+        self.0.arch
+    }
+
+    /// Multiprocessors.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Cuda`].
+    pub fn multiprocessors(&self) -> Result<usize, Error> {
+        let count = attribute(
+            self.0.device,
+            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        )?;
+        Ok(count as usize)
+    }
+
+    /// Runs `body` with this context current and restores the caller's.
+    pub(crate) fn with_context<T>(
+        &self,
+        body: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut current = ptr::null_mut();
+        // SAFETY: the driver is present, the context alive, and every push is popped.
+        unsafe {
+            check("cuCtxGetCurrent", sys::cuCtxGetCurrent(&mut current))?;
+            if current == self.0.context {
+                return body();
+            }
+            check("cuCtxPushCurrent", sys::cuCtxPushCurrent_v2(self.0.context))?;
+            let result = body();
+            let mut popped = ptr::null_mut();
+            check("cuCtxPopCurrent", sys::cuCtxPopCurrent_v2(&mut popped))?;
+            result
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(device) = self.retained {
+            // SAFETY: retained once by `Device::primary`. Its error has no remedy.
+            let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) };
+        }
+    }
+}
+
+fn attribute(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Result<i32, Error> {
+    let mut value = 0;
+    // SAFETY: the driver is initialised; the pointer is to a local.
+    check("cuDeviceGetAttribute", unsafe {
+        sys::cuDeviceGetAttribute(&mut value, attribute, device)
+    })?;
+    Ok(value)
+}
+
+fn arch_of(device: sys::CUdevice) -> Result<Arch, Error> {
+    use sys::CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+    };
+    let (major, minor) = (attribute(device, MAJOR)?, attribute(device, MINOR)?);
+    Arch::for_capability(major, minor).ok_or(Error::DeviceUnsupported { major, minor })
+}
+
+/// Whether a stream is being captured.
+pub(crate) fn is_capturing(stream: Stream) -> Result<bool, Error> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the caller's stream is live; the pointer is to a local.
+    check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream, &mut status) })?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// A loaded cubin and its one function.
+pub(crate) struct Function {
+    device: Device,
+    module: sys::CUmodule,
+    function: sys::CUfunction,
+    /// Whether it waits for the kernel ahead itself.
+    dependent_launch: bool,
+}
+
+// SAFETY: module and function handles may be used from any thread.
+unsafe impl Send for Function {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Function {}
+
+impl Function {
+    /// Loads `cubin` into the device's context, which is current.
+    pub(crate) fn load(
+        device: &Device,
+        cubin: &[u8],
+        entry: &str,
+        dependent_launch: bool,
+    ) -> Result<Function, Error> {
+        let name = CString::new(entry).map_err(|_| Error::Cuda { call: "cuModuleGetFunction", code: 1 })?;
+        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: NVRTC's cubin is complete; the handles are locals and the context is current.
+        unsafe {
+            check("cuModuleLoadData", sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()))?;
+            let loaded = Function { device: device.clone(), module, function, dependent_launch };
+            check(
+                "cuModuleGetFunction",
+                sys::cuModuleGetFunction(&mut function, module, name.as_ptr()),
+            )?;
+            let mut loaded = loaded;
+            loaded.function = function;
+            Ok(loaded)
+        }
+    }
+
+    /// Launches on `stream`.
+    ///
+    /// # Safety
+    ///
+    /// Every address in `arguments` is device memory of the extent that the plan checked, alive
+    /// until the launch has finished; `stream` belongs to this function's context.
+    #[inline]
+    pub(crate) unsafe fn launch(
+        &self,
+        stream: Stream,
+        launch: &Launch,
+        arguments: &mut Arguments,
+    ) -> Result<(), Error> {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.grid[0],
+            gridDimY: launch.grid[1],
+            gridDimZ: launch.grid[2],
+            blockDimX: launch.block[0],
+            blockDimY: launch.block[1],
+            blockDimZ: launch.block[2],
+            sharedMemBytes: 0,
+            hStream: stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(self.dependent_launch),
+        };
+        let mut addresses = arguments.addresses();
+        // SAFETY: the parameters are those of the kernel's declaration, in its order; the caller
+        // vouches for what they point to.
+        check("cuLaunchKernelEx", unsafe {
+            sys::cuLaunchKernelEx(
+                &config,
+                self.function,
+                addresses.as_mut_ptr().cast::<*mut c_void>(),
+                ptr::null_mut(),
+            )
+        })
+    }
+}
+
+impl Drop for Function {
+    fn drop(&mut self) {
+        let module = self.module;
+        // SAFETY: loaded once by `load`. An error here has no remedy.
+        let _ = self.device.with_context(|| check("cuModuleUnload", unsafe { sys::cuModuleUnload(module) }));
+    }
+}
+
+/// The fault record in device memory.
+pub(crate) struct FaultMemory {
+    device: Device,
+    pub(crate) address: u64,
+}
+
+impl FaultMemory {
+    /// Allocates and clears it; the device's context is current.
+    pub(crate) fn new(device: &Device) -> Result<FaultMemory, Error> {
+        let mut address = 0;
+        // SAFETY: the context is current; the pointer is to a local.
+        check("cuMemAlloc", unsafe {
+            sys::cuMemAlloc_v2(&mut address, size_of::<FaultRecord>())
+        })?;
+        let memory = FaultMemory { device: device.clone(), address };
+        let clear = FaultRecord::CLEAR;
+        // SAFETY: copies the record's 16 bytes from a local, synchronously.
+        check("cuMemcpyHtoD", unsafe {
+            sys::cuMemcpyHtoD_v2(address, (&raw const clear).cast(), size_of::<FaultRecord>())
+        })?;
+        Ok(memory)
+    }
+
+    /// Reads the record after everything queued on `stream`, and clears it.
+    pub(crate) fn take(&self, stream: Stream) -> Result<FaultRecord, Error> {
+        let mut record = FaultRecord::CLEAR;
+        let clear = FaultRecord::CLEAR;
+        self.device.with_context(|| {
+            // SAFETY: both copies are complete before the locals go: the stream is waited for.
+            unsafe {
+                check(
+                    "cuMemcpyDtoHAsync",
+                    sys::cuMemcpyDtoHAsync_v2(
+                        (&raw mut record).cast(),
+                        self.address,
+                        size_of::<FaultRecord>(),
+                        stream,
+                    ),
+                )?;
+                check(
+                    "cuMemcpyHtoDAsync",
+                    sys::cuMemcpyHtoDAsync_v2(
+                        self.address,
+                        (&raw const clear).cast(),
+                        size_of::<FaultRecord>(),
+                        stream,
+                    ),
+                )?;
+                check("cuStreamSynchronize", sys::cuStreamSynchronize(stream))
+            }
+        })?;
+        Ok(record)
+    }
+}
+
+impl Drop for FaultMemory {
+    fn drop(&mut self) {
+        let address = self.address;
+        // SAFETY: allocated once by `new`. An error here has no remedy.
+        let _ = self.device.with_context(|| check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }));
+    }
+}

@@ -1,0 +1,182 @@
+//! Everything that can go wrong between a configuration and a launch. Owns the texts.
+
+use std::fmt;
+
+use crate::StepKind;
+
+/// Why a step could not be prepared or launched. Nothing was launched.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// A kernel's specialisation is illegal or did not compile.
+    Codegen(kda_codegen::Error),
+    /// No kernel was prepared for a step's kind and size.
+    PolicyMissing {
+        /// Kind of the step.
+        kind: StepKind,
+        /// Requests of the step.
+        requests: usize,
+        /// Largest number of requests prepared for this kind; 0 when none is.
+        prepared: usize,
+    },
+    /// An operand's address is 0.
+    OperandMissing {
+        /// Parameter name.
+        operand: &'static str,
+    },
+    /// An operand was given to a kernel that has no use for it.
+    OperandUnexpected {
+        /// Parameter name.
+        operand: &'static str,
+        /// The setting that excludes it.
+        setting: &'static str,
+    },
+    /// An operand's address or stride is not aligned.
+    Misaligned {
+        /// Parameter name.
+        operand: &'static str,
+        /// The address, or the stride in bytes.
+        value: u64,
+        /// Required alignment in bytes.
+        alignment_bytes: usize,
+    },
+    /// An operand holds fewer elements than the step reaches.
+    TooShort {
+        /// Parameter name.
+        operand: &'static str,
+        /// Elements found.
+        found: usize,
+        /// Elements needed.
+        needed: usize,
+    },
+    /// A pitch or stride is smaller than what it separates.
+    StrideTooSmall {
+        /// Parameter name.
+        operand: &'static str,
+        /// Elements found.
+        found: i64,
+        /// Elements needed.
+        needed: i64,
+    },
+    /// A count does not fit its 32-bit launch field.
+    TooLarge {
+        /// What is counted.
+        what: &'static str,
+        /// Value found.
+        found: usize,
+        /// Largest value.
+        most: usize,
+    },
+    /// A conv line has no room for the window and the drafts.
+    ConvLineTooShort {
+        /// Positions found.
+        found: usize,
+        /// Positions needed: 3 + columns − 1.
+        needed: usize,
+    },
+    /// The slot table has fewer columns than the step has tokens.
+    ColumnsTooFew {
+        /// Columns found.
+        found: usize,
+        /// Columns needed.
+        needed: usize,
+    },
+    /// A setting has a value that no step computes with.
+    IllegalSetting {
+        /// Setting's name.
+        setting: &'static str,
+        /// Value found.
+        value: f32,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// Operands that must not share memory do.
+    Overlap {
+        /// The written operand.
+        written: &'static str,
+        /// The other one.
+        other: &'static str,
+    },
+    /// The CUDA driver library is absent or too old.
+    DriverMissing,
+    /// A driver call failed.
+    Cuda {
+        /// Name of the call.
+        call: &'static str,
+        /// CUresult value.
+        code: u32,
+    },
+    /// No kernel target exists for this device.
+    DeviceUnsupported {
+        /// Compute capability, major.
+        major: i32,
+        /// Compute capability, minor.
+        minor: i32,
+    },
+    /// The stream is being captured, so nothing can be compiled or loaded.
+    Capturing,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Codegen(source) => write!(f, "{source}"),
+            Error::PolicyMissing { kind, requests, prepared: 0 } => {
+                write!(f, "no {kind} kernel is prepared, {requests} requests asked for one")
+            }
+            Error::PolicyMissing { kind, requests, prepared } => write!(
+                f,
+                "{kind} kernels are prepared up to {prepared} requests, {requests} asked for one"
+            ),
+            Error::OperandMissing { operand } => write!(f, "{operand} has address 0"),
+            Error::OperandUnexpected { operand, setting } => {
+                write!(f, "{operand} was given, but {setting}")
+            }
+            Error::Misaligned { operand, value, alignment_bytes } => {
+                write!(f, "{operand} is at {value:#x}, which is not a multiple of {alignment_bytes} bytes")
+            }
+            Error::TooShort { operand, found, needed } => {
+                write!(f, "{operand} holds {found} elements, {needed} needed")
+            }
+            Error::StrideTooSmall { operand, found, needed } => {
+                write!(f, "{operand} has a stride of {found} elements, {needed} needed")
+            }
+            Error::TooLarge { what, found, most } => {
+                write!(f, "{what} is {found}, at most {most} allowed")
+            }
+            Error::ConvLineTooShort { found, needed } => {
+                write!(f, "conv_cache has {found} positions a line, {needed} needed")
+            }
+            Error::ColumnsTooFew { found, needed } => {
+                write!(f, "slots has {found} columns, {needed} needed")
+            }
+            Error::IllegalSetting { setting, value, allowed } => {
+                write!(f, "{setting} is {value}, allowed: {allowed}")
+            }
+            Error::Overlap { written, other } => {
+                write!(f, "{written} is written and shares memory with {other}")
+            }
+            Error::DriverMissing => f.write_str("the CUDA driver library was not found"),
+            Error::Cuda { call, code } => write!(f, "{call} failed with CUDA error {code}"),
+            Error::DeviceUnsupported { major, minor } => {
+                write!(f, "no kernel exists for compute capability {major}.{minor}")
+            }
+            Error::Capturing => f.write_str("the stream is being captured, prepare before capture"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Codegen(source) => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl From<kda_codegen::Error> for Error {
+    fn from(source: kda_codegen::Error) -> Error {
+        Error::Codegen(source)
+    }
+}

@@ -1,0 +1,153 @@
+//! `PreparedKda`: compiles and loads in `prepare_caches`, launches in `run`.
+
+use kda_codegen::{CompiledKernel, Nvrtc, Resources};
+
+use crate::device::{self, FaultMemory, Function};
+use crate::{Config, Device, Error, Plan, Policies, Step, Stream};
+
+/// Why the kernel refused a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// A slot is not below the pools' slot count.
+    SlotOutOfRange,
+    /// An accepted count is outside 1..=columns.
+    AcceptedOutOfRange,
+    /// The source slot of a live request is null.
+    NullSource,
+}
+
+/// What went wrong on the device since the last look. A refused request wrote +0 to its rows and
+/// touched nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// Refused requests, over all launches.
+    pub count: u32,
+    /// Lowest index in its batch among them.
+    pub request: u32,
+    /// Why that one was refused.
+    pub kind: FaultKind,
+}
+
+impl Faults {
+    /// Decodes a fault record; `None` when nothing was refused.
+    pub fn from_record(record: kda_codegen::operands::FaultRecord) -> Option<Faults> {
+        if record.count == 0 {
+            return None;
+        }
+        let kind = match record.first as u32 {
+            2 => FaultKind::AcceptedOutOfRange,
+            3 => FaultKind::NullSource,
+            _ => FaultKind::SlotOutOfRange,
+        };
+        Some(Faults { count: record.count, request: (record.first >> 32) as u32, kind })
+    }
+}
+
+/// What is known of one prepared kernel.
+#[derive(Clone, Debug)]
+pub struct KernelInfo {
+    /// Entry point, as profilers show it.
+    pub entry: String,
+    /// Its specialisation.
+    pub spec: kda_codegen::KernelSpec,
+    /// What ptxas reported.
+    pub resources: Resources,
+}
+
+/// The kernels of one model on one device, ready to launch. `Send` and `Sync`: any thread, any
+/// stream of the context.
+pub struct PreparedKda {
+    device: Device,
+    plan: Plan,
+    functions: Vec<Function>,
+    info: Vec<KernelInfo>,
+    faults: FaultMemory,
+}
+
+impl PreparedKda {
+    /// Compiles and loads every kernel that `policies` names. The only slow call: about 0.1 s a
+    /// kernel. `stream` is any stream of the device; it is only asked whether it is being
+    /// captured.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`] inside a capture; [`Error::Codegen`] when libnvrtc is missing or a
+    /// kernel does not compile; [`Error::IllegalSetting`]; [`Error::Cuda`].
+    pub fn prepare_caches(
+        device: &Device,
+        stream: Stream,
+        config: &Config,
+        policies: &Policies,
+        nvrtc: &Nvrtc,
+    ) -> Result<PreparedKda, Error> {
+        let plan = Plan::new(device.arch(), config, policies)?;
+        if device.with_context(|| device::is_capturing(stream))? {
+            return Err(Error::Capturing);
+        }
+        let mut functions = Vec::new();
+        let mut info = Vec::new();
+        for spec in plan.kernels() {
+            let CompiledKernel { source, cubin, resources, .. } = nvrtc.compile(spec)?;
+            let function = device.with_context(|| {
+                Function::load(device, &cubin, &source.entry, spec.arch.has_clusters())
+            })?;
+            log::info!(
+                "prepared {}: {} registers, {} shared bytes, compiled",
+                source.entry,
+                resources.registers,
+                resources.shared_bytes
+            );
+            functions.push(function);
+            info.push(KernelInfo { entry: source.entry, spec: *spec, resources });
+        }
+        let faults = device.with_context(|| FaultMemory::new(device))?;
+        Ok(PreparedKda { device: device.clone(), plan, functions, info, faults })
+    }
+
+    /// What is prepared.
+    pub fn kernels(&self) -> &[KernelInfo] {
+        &self.info
+    }
+
+    /// The plan behind it, for callers that launch by other means.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Launches one step on `stream`: one kernel, no allocation, no synchronisation, no
+    /// environment. Inside a capture it becomes one kernel node.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::PolicyMissing`] for a step that was not prepared, an operand's error, or
+    /// [`Error::Cuda`]; a capture in progress stays valid in the first two cases.
+    ///
+    /// # Safety
+    ///
+    /// Every buffer of `step` is device memory of this context with the stated elements, alive
+    /// until the launch has finished; no other work writes what the step reads, or touches what
+    /// it writes, meanwhile. Live slots are distinct over the batch. With
+    /// [`EarlyReads::Caches`](kda_codegen::EarlyReads::Caches), the kernel directly ahead in the
+    /// stream does not write conv cache, state, slots or accepted.
+    #[inline]
+    pub unsafe fn run(&self, stream: Stream, step: &Step) -> Result<(), Error> {
+        let Some(mut planned) = self.plan.step(step, self.faults.address)? else {
+            return Ok(());
+        };
+        let function = &self.functions[planned.kernel];
+        self.device.with_context(|| {
+            // SAFETY: the plan checked every extent against what the caller vouches for.
+            unsafe { function.launch(stream, &planned.launch, &mut planned.arguments) }
+        })
+    }
+
+    /// Waits for `stream` and returns what the device refused since the last call.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Cuda`].
+    pub fn take_faults(&self, stream: Stream) -> Result<Option<Faults>, Error> {
+        Ok(Faults::from_record(self.faults.take(stream)?))
+    }
+}

@@ -1,0 +1,391 @@
+//! One step's operands, their checks, and the plain launch description made of them. No CUDA.
+
+use kda_codegen::operands::{Arguments, Geometry};
+use kda_codegen::{Arch, CONV_WIDTH, GATE_RANK, HEAD_DIM, KernelSpec, Launch, StateDtype};
+
+use crate::config::KINDS;
+use crate::{Config, Error, Gate, Policies, StepKind};
+
+/// Device memory: an address and the elements from there on that belong to the operand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Buffer {
+    /// Device address.
+    pub address: u64,
+    /// Elements.
+    pub elements: usize,
+}
+
+impl Buffer {
+    /// Describes `elements` elements at `address`.
+    pub fn new(address: u64, elements: usize) -> Buffer {
+        Buffer { address, elements }
+    }
+}
+
+/// Rows at a distance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rows {
+    /// The memory.
+    pub buffer: Buffer,
+    /// Elements between rows.
+    pub stride: i64,
+}
+
+/// The projection's columns. In a packed projection all four lie in one buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Projected {
+    /// bf16 `[rows, 3 dim]`.
+    pub qkv: Rows,
+    /// bf16 `[rows, dim]`.
+    pub output_gate: Rows,
+    /// bf16 `[rows, 128]`.
+    pub f_a: Rows,
+    /// bf16 `[rows, heads]`.
+    pub beta: Rows,
+}
+
+impl Projected {
+    /// Views of one packed bf16 buffer `[rows, pitch]`: q, k, v · output gate · F_A · beta.
+    pub fn packed(buffer: Buffer, pitch: i64, heads: usize) -> Projected {
+        let dim = heads * HEAD_DIM;
+        let from = |column: usize| Rows {
+            buffer: Buffer {
+                address: if buffer.address == 0 { 0 } else { buffer.address + 2 * column as u64 },
+                elements: buffer.elements.saturating_sub(column),
+            },
+            stride: pitch,
+        };
+        Projected {
+            qkv: from(0),
+            output_gate: from(3 * dim),
+            f_a: from(4 * dim),
+            beta: from(4 * dim + GATE_RANK),
+        }
+    }
+}
+
+/// A layer's weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weights {
+    /// f32 `[3, 4, dim]`: the checkpoint's `[3 dim, 1, 4]` in decode layout.
+    pub conv: Buffer,
+    /// f32 `[3 dim]`, with a conv bias.
+    pub conv_bias: Option<Buffer>,
+    /// bf16 `[dim, 128]`, 16-byte aligned.
+    pub f_b: Buffer,
+    /// f32 `[heads]`.
+    pub a_log: Buffer,
+    /// f32 `[dim]`.
+    pub dt_bias: Buffer,
+    /// f32 `[128]`.
+    pub norm: Buffer,
+}
+
+/// A state pool: `[slots, heads, 128 values, 128 keys]`, a slot contiguous.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatePool {
+    /// The memory, 16-byte aligned.
+    pub buffer: Buffer,
+    /// Elements between slots, a multiple of 16 bytes.
+    pub slot_stride: i64,
+}
+
+/// The conv cache: `[slots, 3 dim, length]` or `[slots, length, 3 dim]`, a slot contiguous.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConvCache {
+    /// The memory, bf16.
+    pub buffer: Buffer,
+    /// Elements between slots.
+    pub slot_stride: i64,
+    /// Positions of a line, at least 3 + columns − 1.
+    pub length: usize,
+}
+
+/// The slot table: i32 `[requests, columns]`, rows at a distance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slots {
+    /// The memory.
+    pub buffer: Buffer,
+    /// Elements between rows.
+    pub stride: i64,
+    /// Columns, at least the step's tokens.
+    pub columns: usize,
+}
+
+/// Everything one launch reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Decode or verify.
+    pub kind: StepKind,
+    /// Requests; 0 launches nothing.
+    pub requests: usize,
+    /// Projection of the step's rows.
+    pub projected: Projected,
+    /// The layer's weights.
+    pub weights: Weights,
+    /// Updated in place.
+    pub conv_cache: ConvCache,
+    /// Written; read too unless `state_source` is given.
+    pub state: StatePool,
+    /// Read instead of `state`: a second pool of as many slots.
+    pub state_source: Option<StatePool>,
+    /// Slots of the pools; a slot value at or above it is a fault.
+    pub pool_slots: usize,
+    /// Slots of the requests.
+    pub slots: Slots,
+    /// i32 `[requests]`, for verify steps.
+    pub accepted: Option<Buffer>,
+    /// bf16 `[rows, dim]`, written.
+    pub out: Rows,
+}
+
+/// One launch as plain data: what the CUDA driver or an emulator needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    /// Index into [`Plan::kernels`].
+    pub kernel: usize,
+    /// Dimensions.
+    pub launch: Launch,
+    /// Values of the parameters.
+    pub arguments: Arguments,
+}
+
+/// Which kernels exist and which serves a step. Knows no device.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    config: Config,
+    kernels: Vec<KernelSpec>,
+    /// For each kind, (largest number of requests, kernel), ascending.
+    table: [Vec<(usize, usize)>; KINDS],
+}
+
+impl Plan {
+    /// Resolves `policies` to kernels for `arch`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::IllegalSetting`] and [`Error::Codegen`] for settings no kernel exists for.
+    pub fn new(arch: Arch, config: &Config, policies: &Policies) -> Result<Plan, Error> {
+        config.validate()?;
+        let mut plan =
+            Plan { config: *config, kernels: Vec::new(), table: std::array::from_fn(|_| Vec::new()) };
+        for policy in &policies.0 {
+            let spec = config.spec(arch, policy.kind, policy.mode);
+            spec.validate()?;
+            let kernel = match plan.kernels.iter().position(|known| *known == spec) {
+                Some(kernel) => kernel,
+                None => {
+                    plan.kernels.push(spec);
+                    plan.kernels.len() - 1
+                }
+            };
+            // A legal spec has a legal number of tokens.
+            if let Some(kind) = policy.kind.index() {
+                plan.table[kind].push((policy.max_requests, kernel));
+            }
+        }
+        for row in &mut plan.table {
+            row.sort_by_key(|&(max_requests, _)| max_requests);
+        }
+        Ok(plan)
+    }
+
+    /// The kernels, each once.
+    pub fn kernels(&self) -> &[KernelSpec] {
+        &self.kernels
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Checks a step and describes its launch; `None` when it has no requests. `faults` is the
+    /// device address of a [`FaultRecord`](kda_codegen::operands::FaultRecord).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::PolicyMissing`] when no kernel serves the step; otherwise the first operand that
+    /// is missing, misaligned, too short or too narrow.
+    pub fn step(&self, step: &Step, faults: u64) -> Result<Option<Planned>, Error> {
+        if step.requests == 0 {
+            return Ok(None);
+        }
+        let row = step.kind.index().map_or(&[][..], |kind| &self.table[kind][..]);
+        let Some(&(_, kernel)) = row.iter().find(|(most, _)| step.requests <= *most) else {
+            let prepared = row.last().map_or(0, |&(most, _)| most);
+            return Err(Error::PolicyMissing { kind: step.kind, requests: step.requests, prepared });
+        };
+        let launch = self.kernels[kernel].launch(step.requests)?;
+        self.check(step)?;
+        let source = step.state_source.unwrap_or(step.state);
+        let weights = &step.weights;
+        let projected = &step.projected;
+        let arguments = Arguments {
+            qkv: projected.qkv.buffer.address,
+            conv_weight: weights.conv.address,
+            conv_bias: weights.conv_bias.map_or(weights.dt_bias.address, |bias| bias.address),
+            conv_cache: step.conv_cache.buffer.address,
+            f_a: projected.f_a.buffer.address,
+            beta: projected.beta.buffer.address,
+            a_log: weights.a_log.address,
+            dt_bias: weights.dt_bias.address,
+            slots: step.slots.buffer.address,
+            state_pool: step.state.buffer.address,
+            out: step.out.buffer.address,
+            output_gate: projected.output_gate.buffer.address,
+            norm: weights.norm.address,
+            lower_bound: match self.config.gate {
+                Gate::LowerBound(bound) => bound,
+                Gate::Softplus => 0.0,
+            },
+            scale: self.config.scale,
+            eps: self.config.eps,
+            f_b: weights.f_b.address,
+            accepted: step.accepted.map_or(0, |accepted| accepted.address),
+            state_source: source.buffer.address,
+            faults,
+            geometry: Geometry {
+                qkv_pitch: projected.qkv.stride,
+                gate_pitch: projected.output_gate.stride,
+                f_a_pitch: projected.f_a.stride,
+                beta_pitch: projected.beta.stride,
+                out_stride: step.out.stride,
+                slots_stride: step.slots.stride,
+                conv_slot_stride: step.conv_cache.slot_stride,
+                state_slot_stride: step.state.slot_stride,
+                source_slot_stride: source.slot_stride,
+                conv_length: step.conv_cache.length as i32,
+                pool_slots: step.pool_slots as i32,
+                columns: step.slots.columns as i32,
+                requests: step.requests as i32,
+            },
+        };
+        Ok(Some(Planned { kernel, launch, arguments }))
+    }
+
+    fn check(&self, step: &Step) -> Result<(), Error> {
+        let heads = self.config.heads;
+        let dim = heads * HEAD_DIM;
+        let tokens = step.kind.tokens();
+        let rows = step.requests * tokens;
+        for (what, found) in [
+            ("pool_slots", step.pool_slots),
+            ("conv_cache length", step.conv_cache.length),
+            ("slots columns", step.slots.columns),
+        ] {
+            if found > i32::MAX as usize {
+                return Err(Error::TooLarge { what, found, most: i32::MAX as usize });
+            }
+        }
+        let columns = step.slots.columns;
+        if columns < tokens {
+            return Err(Error::ColumnsTooFew { found: columns, needed: tokens });
+        }
+        // A decode step reads one window, however wide the table is.
+        let offsets = if step.kind.is_verify() { columns } else { 1 };
+        let needed = CONV_WIDTH - 1 + offsets - 1;
+        if step.conv_cache.length < needed {
+            return Err(Error::ConvLineTooShort { found: step.conv_cache.length, needed });
+        }
+        let state_alignment = match self.config.state_dtype {
+            StateDtype::F32 => 4,
+            StateDtype::Bf16 => 8,
+        };
+        let projected = &step.projected;
+        for (operand, rows_of, width) in [
+            ("qkv", &projected.qkv, 3 * dim),
+            ("output_gate", &projected.output_gate, dim),
+            ("f_a", &projected.f_a, GATE_RANK),
+            ("beta", &projected.beta, heads),
+            ("out", &step.out, dim),
+        ] {
+            strided(operand, rows_of.buffer, rows_of.stride, rows, width, 2)?;
+        }
+        let weights = &step.weights;
+        for (operand, buffer, needed, alignment) in [
+            ("conv_weight", weights.conv, 3 * CONV_WIDTH * dim, 4),
+            ("f_b", weights.f_b, dim * GATE_RANK, 16),
+            ("a_log", weights.a_log, heads, 4),
+            ("dt_bias", weights.dt_bias, dim, 4),
+            ("norm", weights.norm, HEAD_DIM, 4),
+        ] {
+            contiguous(operand, buffer, needed, alignment)?;
+        }
+        optional(
+            "conv_bias",
+            weights.conv_bias,
+            (self.config.conv_bias, "the configuration has no conv bias"),
+            3 * dim,
+        )?;
+        optional(
+            "accepted",
+            step.accepted,
+            (step.kind.is_verify(), "the step is a decode step"),
+            step.requests,
+        )?;
+        strided("slots", step.slots.buffer, step.slots.stride, step.requests, if step.kind.is_verify() { columns } else { 1 }, 4)?;
+        let conv = &step.conv_cache;
+        strided("conv_cache", conv.buffer, conv.slot_stride, step.pool_slots, 3 * dim * conv.length, 2)?;
+        for (operand, pool) in [("state_pool", Some(step.state)), ("state_source", step.state_source)]
+        {
+            let Some(pool) = pool else { continue };
+            strided(operand, pool.buffer, pool.slot_stride, step.pool_slots, dim * HEAD_DIM, 16)?;
+            if pool.slot_stride % state_alignment != 0 {
+                let bytes = pool.slot_stride * 16 / state_alignment;
+                return Err(Error::Misaligned { operand, value: bytes as u64, alignment_bytes: 16 });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn contiguous(
+    operand: &'static str,
+    buffer: Buffer,
+    needed: usize,
+    alignment_bytes: usize,
+) -> Result<(), Error> {
+    if buffer.address == 0 {
+        return Err(Error::OperandMissing { operand });
+    }
+    if !buffer.address.is_multiple_of(alignment_bytes as u64) {
+        return Err(Error::Misaligned { operand, value: buffer.address, alignment_bytes });
+    }
+    if buffer.elements < needed {
+        return Err(Error::TooShort { operand, found: buffer.elements, needed });
+    }
+    Ok(())
+}
+
+fn strided(
+    operand: &'static str,
+    buffer: Buffer,
+    stride: i64,
+    count: usize,
+    width: usize,
+    alignment_bytes: usize,
+) -> Result<(), Error> {
+    if stride < width as i64 {
+        return Err(Error::StrideTooSmall { operand, found: stride, needed: width as i64 });
+    }
+    let needed = (count.saturating_sub(1))
+        .checked_mul(stride as usize)
+        .and_then(|reach| reach.checked_add(if count == 0 { 0 } else { width }))
+        .unwrap_or(usize::MAX);
+    contiguous(operand, buffer, needed, alignment_bytes)
+}
+
+fn optional(
+    operand: &'static str,
+    buffer: Option<Buffer>,
+    (wanted, setting): (bool, &'static str),
+    needed: usize,
+) -> Result<(), Error> {
+    match (buffer, wanted) {
+        (Some(buffer), true) => contiguous(operand, buffer, needed, 4),
+        (None, false) => Ok(()),
+        (None, true) => Err(Error::OperandMissing { operand }),
+        (Some(_), false) => Err(Error::OperandUnexpected { operand, setting }),
+    }
+}
