@@ -594,7 +594,7 @@ impl Machine<'_> {
 
     fn bulk_size(&self, who: Who, warp: &Warp, size: crate::ir::Reg) -> Result<usize, Error> {
         let size = warp.registers.get(size, who.lane as usize) as u32;
-        if size == 0 || size % 16 != 0 {
+        if size == 0 || !size.is_multiple_of(16) {
             return Err(self.misuse(
                 who.index,
                 1 << who.lane,

@@ -218,7 +218,7 @@ impl Machine<'_> {
                 addr,
                 space,
             } => {
-                for matrix in 0..usize::from(count) {
+                for (matrix, &d) in d.iter().enumerate().take(usize::from(count)) {
                     let mut rows = [[0u8; 16]; 8];
                     for (row, bytes) in rows.iter_mut().enumerate() {
                         let lane = matrix * 8 + row;
@@ -244,7 +244,7 @@ impl Machine<'_> {
                         } else {
                             (element(row, column), element(row, column + 1))
                         };
-                        warp.registers.r32[d[matrix] as usize][lane] = low | high << 16;
+                        warp.registers.r32[d as usize][lane] = low | high << 16;
                     }
                 }
                 Ok(Step::Yield)
@@ -281,6 +281,7 @@ fn mma(warp: &mut Warp, tf32: bool, half: bool, [d, a, c]: [[R; 4]; 3], b: [R; 2
     let tf = |word: u32| f64::from(f32::from_bits(word & 0xffff_e000));
     let mut left = [[0f64; 16]; 16];
     let mut right = [[0f64; 8]; 16];
+    let mut sums = [[0u32; 32]; 4];
     for lane in 0..32 {
         let (group, member) = (lane / 4, lane % 4);
         if tf32 {
@@ -306,18 +307,15 @@ fn mma(warp: &mut Warp, tf32: bool, half: bool, [d, a, c]: [[R; 4]; 3], b: [R; 2
             }
         }
     }
-    let addend = c.map(|c| registers.r32[c as usize]);
-    for lane in 0..32 {
-        let (group, member) = (lane / 4, lane % 4);
-        for i in 0..4 {
-            let (row, column) = (group + 8 * (i / 2), member * 2 + i % 2);
+    for i in 0..4 {
+        let addend = registers.r32[c[i] as usize];
+        for (lane, addend) in addend.into_iter().enumerate() {
+            let (row, column) = (lane / 4 + 8 * (i / 2), lane % 4 * 2 + i % 2);
             let sum: f64 = (0..k).map(|n| left[row][n] * right[n][column]).sum();
-            let value = (sum + f64::from(f32::from_bits(addend[i][lane]))) as f32;
-            registers.r32[d[i] as usize][lane] = if value.is_nan() {
-                math::NAN32
-            } else {
-                value.to_bits()
-            };
+            sums[i][lane] = math::canonical((sum + f64::from(f32::from_bits(addend))) as f32);
         }
+    }
+    for (d, sums) in d.into_iter().zip(sums) {
+        registers.r32[d as usize] = sums;
     }
 }

@@ -209,59 +209,59 @@ pub enum Error {
     /// An access outside every buffer, shared window or local frame.
     OutOfBounds {
         /// Who.
-        site: Site,
+        site: Box<Site>,
         /// Where.
         place: Place,
     },
     /// An access whose address is not a multiple of its size.
     Misaligned {
         /// Who.
-        site: Site,
+        site: Box<Site>,
         /// Where.
         place: Place,
     },
     /// A read of bytes nobody wrote.
     Uninitialised {
         /// Who.
-        site: Site,
+        site: Box<Site>,
         /// Where.
         place: Place,
     },
     /// A write to a read-only buffer.
     ReadOnly {
         /// Who.
-        site: Site,
+        site: Box<Site>,
         /// Where.
         place: Place,
     },
     /// An access to the predecessor's data before the thread's dependency wait.
     BeforeDependency {
         /// Who.
-        site: Site,
+        site: Box<Site>,
         /// Where.
         place: Place,
     },
     /// Two accesses to the same bytes, one of them a write, that nothing orders.
     Race {
         /// Who made the later access.
-        site: Site,
+        site: Box<Site>,
         /// Where.
         place: Place,
         /// Kind of the later access.
         kind: AccessKind,
         /// Who made the earlier access.
-        earlier: Site,
+        earlier: Box<Site>,
         /// Kind of the earlier access.
         earlier_kind: AccessKind,
     },
     /// A generic write that an asynchronous copy touches without a proxy fence in between.
     MissingProxyFence {
         /// The copy.
-        site: Site,
+        site: Box<Site>,
         /// Where.
         place: Place,
         /// The generic write.
-        earlier: Site,
+        earlier: Box<Site>,
     },
     /// Nothing can run any more, or a thread exceeded its instruction budget.
     Hang {
@@ -271,7 +271,7 @@ pub enum Error {
     /// An aligned barrier that only a part of the warp's lanes reached.
     DivergentBarrier {
         /// Who.
-        site: Site,
+        site: Box<Site>,
         /// Lanes at the barrier.
         lanes: u32,
         /// Lanes that have not exited.
@@ -282,14 +282,14 @@ pub enum Error {
     /// A barrier used with an invalid number, count or order of operations.
     BarrierMisuse {
         /// Who.
-        site: Site,
+        site: Box<Site>,
         /// What is wrong.
         what: &'static str,
     },
     /// An mbarrier operation on memory that holds no mbarrier, or an access to a live one's bytes.
     MbarrierMisuse {
         /// Who.
-        site: Site,
+        site: Box<Site>,
         /// Where.
         place: Place,
         /// What is wrong.
@@ -298,16 +298,16 @@ pub enum Error {
     /// An mbarrier operation that nothing orders after the mbarrier's initialisation.
     MbarrierNotVisible {
         /// Who.
-        site: Site,
+        site: Box<Site>,
         /// Where.
         place: Place,
         /// The initialisation.
-        earlier: Site,
+        earlier: Box<Site>,
     },
     /// An access to, or an asynchronous store into, the shared memory of a block that has ended.
     EndedBlock {
         /// Who.
-        site: Site,
+        site: Box<Site>,
         /// Where.
         place: Place,
     },
@@ -323,19 +323,19 @@ pub enum Error {
     /// A warp instruction that reads a lane that does not take part.
     InactiveLane {
         /// Who.
-        site: Site,
+        site: Box<Site>,
         /// The lane read.
         lane: u32,
     },
     /// Integer division by zero.
     DivisionByZero {
         /// Who.
-        site: Site,
+        site: Box<Site>,
     },
     /// A `trap`.
     Trap {
         /// Who.
-        site: Site,
+        site: Box<Site>,
     },
 }
 

@@ -10,10 +10,11 @@ use crate::decode::dynamic_base;
 use crate::error::{AddressSpace, Error, Place, Site, Waiting};
 use crate::ir::{Entry, Op, SHARED_BASE, Special};
 use crate::launch::{Launch, Options, Report};
+use crate::mbarrier::Mbarrier;
 use crate::memory::{Bits, Memory};
 use crate::parse::Module;
 use crate::race::Shadow;
-use crate::sync::{Barrier, Mbarrier};
+use crate::sync::Barrier;
 use crate::warp::Warp;
 
 /// Largest shared memory of a block on the architectures served, in bytes.
@@ -375,8 +376,8 @@ impl Machine<'_> {
             Special::Nwarpid => self.warps_per_block as u32,
             Special::LanemaskEq => 1 << lane,
             Special::LanemaskLt => (1 << lane) - 1,
-            Special::LanemaskLe => (1 << lane) - 1 | 1 << lane,
-            Special::LanemaskGt => !((1 << lane) - 1 | 1 << lane),
+            Special::LanemaskLe => u32::MAX >> (31 - lane),
+            Special::LanemaskGt => !(u32::MAX >> (31 - lane)),
             Special::LanemaskGe => !((1 << lane) - 1),
             Special::DynamicSmemSize => launch.dynamic_shared_bytes,
             Special::TotalSmemSize => launch.dynamic_shared_bytes + self.entry.shared_bytes,
@@ -431,14 +432,14 @@ impl Machine<'_> {
         any
     }
 
-    pub(crate) fn site(&self, index: usize, lane: u32, pc: u32) -> Site {
+    pub(crate) fn site(&self, index: usize, lane: u32, pc: u32) -> Box<Site> {
         let warp = index % self.warps_per_block;
-        Site {
+        Box::new(Site {
             line: self.entry.code[pc as usize].line,
             instruction: self.entry.text[pc as usize].clone(),
             block: self.blocks[index / self.warps_per_block].index,
             thread: warp as u32 * 32 + lane,
-        }
+        })
     }
 
     pub(crate) fn shared_place(

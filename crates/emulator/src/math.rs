@@ -3,6 +3,13 @@
 use crate::ir::{Cmp, Count, Float, HalfKind, Int, Rounding, TestKind, Ty};
 
 pub(crate) const NAN32: u32 = 0x7fff_ffff;
+
+/// The bits of a result: every NaN is the same one.
+#[inline(always)]
+pub(crate) fn canonical(x: f32) -> u32 {
+    if x.is_nan() { NAN32 } else { x.to_bits() }
+}
+
 const NAN64: u64 = 0x7fff_ffff_ffff_ffff;
 
 #[inline(always)]

@@ -199,14 +199,14 @@ impl<'a> Parser<'a> {
     fn number(&mut self) -> Result<u64, Error> {
         let negative = self.eat('-');
         let token = self.next("a number")?;
-        if let Kind::Number(text) = &token.kind {
-            if let Some(value) = number(text) {
-                return Ok(if negative {
-                    value.wrapping_neg()
-                } else {
-                    value
-                });
-            }
+        if let Kind::Number(text) = &token.kind
+            && let Some(value) = number(text)
+        {
+            return Ok(if negative {
+                value.wrapping_neg()
+            } else {
+                value
+            });
         }
         self.fail(token, "a number")
     }

@@ -227,13 +227,11 @@ impl Page {
         if by.against_reader(&cell.read) {
             return Some((cell.read, false));
         }
-        if cell.more != 0 {
-            if let Some(reader) = self.lists[cell.more as usize - 1]
-                .iter()
-                .find(|r| by.against_reader(r))
-            {
-                return Some((*reader, false));
-            }
+        let more = (cell.more as usize)
+            .checked_sub(1)
+            .map(|list| &self.lists[list]);
+        if let Some(reader) = more.and_then(|list| list.iter().find(|r| by.against_reader(r))) {
+            return Some((*reader, false));
         }
         if new.kind.writes() {
             cell.write = new;
