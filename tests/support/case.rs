@@ -42,8 +42,8 @@ pub struct Views {
     pub beta: usize,
 }
 
-/// One launch: everything but the bytes. [`Case::buffers`](crate::Buffers::new) lays it out.
-#[derive(Clone, Debug)]
+/// One launch: everything but the bytes, which [`Buffers::new`](crate::Buffers::new) lays out.
+#[derive(Clone)]
 pub struct Case {
     /// What [`Case::random`] drew it from; a derived case keeps its parent's.
     pub seed: u64,
@@ -89,10 +89,7 @@ impl Case {
         let mut rng = limits.specialisation_rng(seed);
         rng.word();
         let tokens = rng.pick(&limits.tokens);
-        let gate = match rng.pick(&limits.gates) {
-            Gate::LowerBound { lower_bound } => Gate::LowerBound { lower_bound },
-            Gate::Softplus => Gate::Softplus,
-        };
+        let gate = rng.pick(&limits.gates);
         let mut shape = Shape::dense(heads, 0, tokens, gate);
         shape.conv_layout = rng.pick(&limits.layouts);
         shape.null_rule = rng.pick(&limits.null_rules);
@@ -110,38 +107,14 @@ impl Case {
         requests: usize,
     ) -> Case {
         let mut rng = Rng::stream(seed, 2);
-        let dim = shape.dim();
-        let slack = |rng: &mut Rng, most: usize| if rng.chance(50) { 0 } else { rng.below(most) };
         shape.columns = shape.tokens + if verify { slack(&mut rng, 4) } else { 0 };
-        shape.conv_len = CONV_WIDTH - 1 + shape.columns - 1 + slack(&mut rng, 3);
-        shape.pitch = shape.used_columns() + slack(&mut rng, 40);
-        shape.out_stride = dim + slack(&mut rng, 20);
-        shape.slots_stride = shape.columns + slack(&mut rng, 5);
-        shape.conv_slot_stride = 3 * dim * shape.conv_len + slack(&mut rng, 1500);
-        // Multiples of 16 bytes: up to two further layers in the same page, or a bare 16.
-        let unit = 16 / state_bytes(shape.state_type);
-        let matrix = dim * HEAD_DIM;
-        shape.state_slot_stride = matrix
-            + match rng.below(6) {
-                0..=2 => 0,
-                3 => unit,
-                4 => unit * rng.between(1, 200),
-                _ => matrix * rng.between(1, 2),
-            };
+        strides(&mut shape, &mut rng);
         shape.eps = rng.pick(&[1e-5, 1e-6, 1e-3]);
         shape.scale = (HEAD_DIM as f32).powf(-0.5) * rng.pick(&[1.0, 1.0, 0.75]);
-        let slot_bytes =
-            shape.state_slot_stride * state_bytes(shape.state_type) + shape.conv_slot_stride * 2;
-        let most = (limits.max_pool_bytes / slot_bytes).saturating_sub(4) / shape.columns;
+        let most = (limits.max_pool_bytes / slot_bytes(&shape)).saturating_sub(4) / shape.columns;
         shape.requests = requests.min(most.max(1));
         shape.pool_slots = shape.requests * shape.columns + 1 + rng.between(1, 3);
-        let skew = Skew {
-            projected: rng.below(8),
-            conv_cache: rng.below(8),
-            out: rng.below(8),
-            floats: rng.below(4),
-            integers: rng.below(4),
-        };
+        let skew = skew(&mut rng);
         let regime = rng.pick(&limits.regimes);
         let (slots, accepted) = crate::slots::draw(&shape, verify, limits.odd_percent, &mut rng);
         let data = Data::random(&shape, bias, regime, &mut Rng::stream(seed, 3));
@@ -155,6 +128,36 @@ impl Case {
             skew,
             data: Arc::new(data),
         }
+    }
+
+    /// The same problem with every stride, length and start drawn anew; pools that would pass
+    /// `max_pool_bytes` become dense.
+    pub fn restride(&self, max_pool_bytes: usize, rng: &mut Rng) -> Case {
+        let mut case = self.clone();
+        strides(&mut case.shape, rng);
+        case.skew = skew(rng);
+        if slot_bytes(&case.shape) * case.shape.pool_slots > max_pool_bytes {
+            let shape = &mut case.shape;
+            shape.conv_slot_stride = 3 * shape.dim() * shape.conv_len;
+            shape.state_slot_stride = shape.dim() * HEAD_DIM;
+        }
+        case
+    }
+
+    /// The same problem with its slots exchanged for others of the pool.
+    pub fn reslot(&self, rng: &mut Rng) -> Case {
+        let mut case = self.clone();
+        let lowest = match self.shape.null_rule {
+            NullRule::NonPositive => 1,
+            NullRule::Negative => 0,
+        };
+        let pool = lowest..self.shape.pool_slots as i32;
+        let mut other: Vec<i32> = pool.clone().collect();
+        rng.shuffle(&mut other);
+        for slot in case.slots.iter_mut().filter(|slot| pool.contains(slot)) {
+            *slot = other[(*slot - lowest) as usize];
+        }
+        case
     }
 
     /// What `request` must do.
@@ -251,11 +254,56 @@ impl Case {
     }
 }
 
+fn slack(rng: &mut Rng, most: usize) -> usize {
+    if rng.chance(50) { 0 } else { rng.below(most) }
+}
+
+/// Every stride and the length of a line: tight, or with room.
+fn strides(shape: &mut Shape, rng: &mut Rng) {
+    let dim = shape.dim();
+    shape.conv_len = CONV_WIDTH - 1 + shape.columns - 1 + slack(rng, 3);
+    shape.pitch = shape.used_columns() + slack(rng, 40);
+    shape.out_stride = dim + slack(rng, 20);
+    shape.slots_stride = shape.columns + slack(rng, 5);
+    shape.conv_slot_stride = 3 * dim * shape.conv_len + slack(rng, 1500);
+    // Multiples of 16 bytes: a bare 16, a few, or up to two further layers in the same page.
+    let (unit, matrices) = (16 / state_bytes(shape.state_type), dim * HEAD_DIM);
+    shape.state_slot_stride = matrices
+        + match rng.below(6) {
+            0..=2 => 0,
+            3 => unit,
+            4 => unit * rng.between(1, 200),
+            _ => matrices * rng.between(1, 2),
+        };
+}
+
+fn skew(rng: &mut Rng) -> Skew {
+    Skew {
+        projected: rng.below(8),
+        conv_cache: rng.below(8),
+        out: rng.below(8),
+        floats: rng.below(4),
+        integers: rng.below(4),
+    }
+}
+
+/// Bytes between slots of both pools together.
+fn slot_bytes(shape: &Shape) -> usize {
+    shape.state_slot_stride * state_bytes(shape.state_type) + shape.conv_slot_stride * 2
+}
+
 /// Bytes of one element of a stored state.
 pub fn state_bytes(state: StateType) -> usize {
     match state {
         StateType::F32 => 4,
         StateType::Bf16 => 2,
+    }
+}
+
+impl fmt::Debug for Case {
+    /// As `Display`: the values would fill screens.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -53,7 +53,7 @@ impl Case {
         self.check_untouched(&plans, before, after)?;
         self.check_null_rows(&plans, after)?;
         self.check_lines(&plans, before, after)?;
-        for (request, exact) in exact(self, before)? {
+        for (request, exact) in self.exact(before)? {
             let Plan::Live { checkpoints, .. } = &plans[request] else {
                 continue;
             };
@@ -317,75 +317,81 @@ impl Case {
     }
 }
 
-/// What each live request must give, from the operands of `before`.
-///
-/// The oracle gets dense copies, so that the addresses used here are not its own: request `i` of
-/// the copy starts from slot `i` and keeps nothing.
-fn exact(case: &Case, before: &Buffers) -> Result<Vec<(usize, Exact)>, Mismatch> {
-    let shape = &case.shape;
-    let (dim, taps) = (shape.dim(), CONV_WIDTH - 1);
-    let mut live = Vec::new();
-    let (mut projected, mut cache, mut state) = (Vec::new(), Vec::new(), Vec::new());
-    let mut dense = Shape {
-        columns: shape.tokens,
-        conv_len: taps + shape.tokens - 1,
-        null_rule: NullRule::Negative,
-        state_type: shape.state_type,
-        eps: shape.eps,
-        scale: shape.scale,
-        ..Shape::dense(shape.heads, 0, shape.tokens, shape.gate)
-    };
-    for request in 0..shape.requests {
-        let Plan::Live {
-            first,
-            source,
-            offset,
-            ..
-        } = case.plan(request)
-        else {
-            continue;
+impl Case {
+    /// What each live request must give, from the operands of `before`.
+    ///
+    /// The oracle gets dense copies, so that the addresses used here are not its own: request `i` of
+    /// the copy starts from slot `i` and keeps nothing.
+    ///
+    /// # Errors
+    ///
+    /// What the oracle finds wrong with the shape.
+    pub fn exact(&self, before: &Buffers) -> Result<Vec<(usize, Exact)>, Mismatch> {
+        let shape = &self.shape;
+        let (dim, taps) = (shape.dim(), CONV_WIDTH - 1);
+        let mut live = Vec::new();
+        let (mut projected, mut cache, mut state) = (Vec::new(), Vec::new(), Vec::new());
+        let mut dense = Shape {
+            columns: shape.tokens,
+            conv_len: taps + shape.tokens - 1,
+            null_rule: NullRule::Negative,
+            state_type: shape.state_type,
+            eps: shape.eps,
+            scale: shape.scale,
+            ..Shape::dense(shape.heads, 0, shape.tokens, shape.gate)
         };
-        for row in request * shape.tokens..(request + 1) * shape.tokens {
-            let columns = 0..shape.used_columns();
-            projected.extend(columns.map(|c| before.projected.bf16(row * shape.pitch + c)));
+        for request in 0..shape.requests {
+            let Plan::Live {
+                first,
+                source,
+                offset,
+                ..
+            } = self.plan(request)
+            else {
+                continue;
+            };
+            for row in request * shape.tokens..(request + 1) * shape.tokens {
+                let columns = 0..shape.used_columns();
+                projected.extend(columns.map(|c| before.projected.bf16(row * shape.pitch + c)));
+            }
+            for window in before
+                .line(shape, first, offset, offset + taps)
+                .chunks_exact(taps)
+            {
+                cache.extend_from_slice(window);
+                cache.resize(cache.len() + shape.tokens - 1, bf16::NAN);
+            }
+            state.extend(before.states(shape, source));
+            live.push(request);
         }
-        for window in before
-            .line(shape, first, offset, offset + taps)
-            .chunks_exact(taps)
-        {
-            cache.extend_from_slice(window);
-            cache.resize(cache.len() + shape.tokens - 1, bf16::NAN);
+        if live.is_empty() {
+            return Ok(Vec::new());
         }
-        state.extend(before.states(shape, source));
-        live.push(request);
+        dense.requests = live.len();
+        dense.pool_slots = live.len();
+        dense.conv_slot_stride = 3 * dim * dense.conv_len;
+        let mut slots = vec![-1; live.len() * dense.columns];
+        for i in 0..live.len() {
+            slots[i * dense.columns] = i as i32;
+        }
+        let (conv_weight, f_b) = (before.conv_weight.to_f32(), before.f_b.to_bf16());
+        let conv_bias = before.conv_bias.as_ref().map(|r| r.to_f32());
+        let (a_log, dt_bias) = (before.a_log.to_f32(), before.dt_bias.to_f32());
+        let norm = before.norm.to_f32();
+        let inputs = Inputs {
+            projected: &projected,
+            conv_weight: &conv_weight,
+            conv_bias: conv_bias.as_deref(),
+            f_b: &f_b,
+            a_log: &a_log,
+            dt_bias: &dt_bias,
+            norm: &norm,
+            slots: &slots,
+            accepted: None,
+        };
+        let oracle = Oracle::new(&dense, &inputs, &cache, &state)
+            .map_err(|e| Mismatch::new("oracle", Requirement::Runs).at(e.to_string()))?;
+        let exact = |(i, request)| oracle.request(i).map(|exact| (request, exact));
+        Ok(live.into_iter().enumerate().filter_map(exact).collect())
     }
-    if live.is_empty() {
-        return Ok(Vec::new());
-    }
-    dense.requests = live.len();
-    dense.pool_slots = live.len();
-    dense.conv_slot_stride = 3 * dim * dense.conv_len;
-    let mut slots = vec![-1; live.len() * dense.columns];
-    for i in 0..live.len() {
-        slots[i * dense.columns] = i as i32;
-    }
-    let (conv_weight, f_b) = (before.conv_weight.to_f32(), before.f_b.to_bf16());
-    let conv_bias = before.conv_bias.as_ref().map(|r| r.to_f32());
-    let (a_log, dt_bias) = (before.a_log.to_f32(), before.dt_bias.to_f32());
-    let norm = before.norm.to_f32();
-    let inputs = Inputs {
-        projected: &projected,
-        conv_weight: &conv_weight,
-        conv_bias: conv_bias.as_deref(),
-        f_b: &f_b,
-        a_log: &a_log,
-        dt_bias: &dt_bias,
-        norm: &norm,
-        slots: &slots,
-        accepted: None,
-    };
-    let oracle = Oracle::new(&dense, &inputs, &cache, &state)
-        .map_err(|e| Mismatch::new("oracle", Requirement::Runs).at(e.to_string()))?;
-    let exact = |(i, request)| oracle.request(i).map(|exact| (request, exact));
-    Ok(live.into_iter().enumerate().filter_map(exact).collect())
 }

@@ -25,19 +25,27 @@
 mod buffers;
 mod case;
 mod check;
+mod coverage;
 mod data;
 mod errors;
 mod executor;
+pub mod fixtures;
+pub mod identity;
 mod limits;
 mod locate;
 mod mismatch;
+mod property;
 pub mod rng;
 mod slots;
+mod strategy;
 
 pub use buffers::{Buffers, GUARD, POISON_BF16, POISON_F32, Region};
 pub use case::{Case, Skew, Views, gate_name, layout_name, null_name, state_bytes, state_name};
+pub use coverage::Coverage;
 pub use data::{Data, MATRIX, Regime};
 pub use errors::{Errors, OUT_SLACK, OUT_ULPS, STATE_FLUSH, STATE_STEP, bf16_ulp};
 pub use executor::{Executor, Faults, ReferenceExecutor};
 pub use limits::Limits;
 pub use mismatch::{Mismatch, Requirement};
+pub use property::{COVERING_CASES, Summary, judge, replay, run_property};
+pub use strategy::case_strategy;

@@ -406,9 +406,12 @@ fn sigmoid_error(x: f64) -> f64 {
     sigmoid(x) * UNIT * (4.0 + 2.0 * (-x).clamp(0.0, 200.0)) + TINY
 }
 
-/// To the nearest bf16.
+/// To the nearest bf16, ties to even, for sizes below 2¹²⁸. `bf16::from_f64` looks at 20 bits after
+/// the point only and takes what lies close to a tie for one.
 fn round(x: f64) -> f64 {
-    bf16::from_f64(x).to_f64()
+    let exponent = ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023;
+    let spacing = 2f64.powi(exponent.max(-126) - 7);
+    (x / spacing).round_ties_even() * spacing
 }
 
 fn softplus(x: f64) -> f64 {
@@ -418,4 +421,25 @@ fn softplus(x: f64) -> f64 {
 fn saturating_exp(x: f64) -> f64 {
     let (e, largest) = (x.exp(), f64::from(f32::MAX));
     if e > largest { largest } else { e }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::round;
+    use half::bf16;
+
+    #[test]
+    fn rounding_agrees_with_bf16_and_sees_every_digit() {
+        for i in 0..1u32 << 16 {
+            let x = f32::from_bits(i.wrapping_mul(0x9e37_79b9));
+            if x.is_finite() && x.abs() < 1e38 {
+                assert_eq!(round(x.into()), bf16::from_f32(x).to_f64(), "{x:e}");
+            }
+        }
+        let tie = 1.0 + 1.0 / 256.0;
+        assert_eq!(round(tie), 1.0);
+        assert_eq!(round(tie + 1e-12), 1.0 + 1.0 / 128.0);
+        assert_eq!(round(tie - 1e-12), 1.0);
+        assert!(round(f64::NAN).is_nan());
+    }
 }

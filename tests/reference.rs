@@ -1,0 +1,109 @@
+//! The reference step against the oracle, and against itself, over random launches.
+
+use kda_tests::{Limits, ReferenceExecutor, case_strategy, identity, judge, run_property};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestError, TestRunner};
+
+/// Seed of the runs below; any other must pass as well.
+const SEED: u64 = 0x6b64_6131;
+
+#[test]
+fn random_launches_lie_within_the_bounds_and_cover_everything() {
+    let limits = Limits {
+        max_heads: 4,
+        ..Limits::default()
+    };
+    let summary = run_property(&mut ReferenceExecutor, 240, SEED, &limits, &mut |_| {}).unwrap();
+    println!("{summary}");
+    assert!(summary.coverage.missing().is_empty());
+    // What the bounds leave to other orders of summation and other exponentials.
+    assert!(summary.errors.state_relative < 4e-7);
+}
+
+#[test]
+fn small_launches_cover_everything_too() {
+    let summary = run_property(
+        &mut ReferenceExecutor,
+        300,
+        SEED,
+        &Limits::small(),
+        &mut |_| {},
+    );
+    println!("{}", summary.unwrap());
+}
+
+#[test]
+fn few_specialisations_are_few() {
+    let limits = Limits {
+        specialisations: 5,
+        ..Limits::small()
+    };
+    let mut found = Vec::new();
+    for seed in 0..40 {
+        let case = kda_tests::Case::random(seed, &limits);
+        let s = case.shape;
+        let specialisation = (
+            (s.heads, s.tokens, case.verify, case.bias()),
+            (s.conv_layout, s.null_rule, s.state_type),
+            kda_tests::gate_name(s.gate),
+        );
+        if !found.contains(&specialisation) {
+            found.push(specialisation);
+        }
+    }
+    assert!(found.len() <= 5, "{found:?}");
+}
+
+#[test]
+fn the_same_bits_whoever_asks() {
+    let limits = Limits {
+        max_heads: 3,
+        ..Limits::default()
+    };
+    let mut calls = 0;
+    identity::run_all(&mut ReferenceExecutor, 8, SEED, &limits, &mut |_, _| {
+        calls += 1
+    })
+    .unwrap();
+    assert_eq!(calls, 8 * identity::CHECKS.len());
+}
+
+fn config(cases: u32) -> Config {
+    Config {
+        cases,
+        failure_persistence: None,
+        ..Config::default()
+    }
+}
+
+#[test]
+fn arbitrary_launches_lie_within_the_bounds() {
+    let limits = Limits {
+        max_heads: 3,
+        max_requests: 4,
+        ..Limits::default()
+    };
+    TestRunner::new(config(64))
+        .run(&case_strategy(limits), |case| {
+            judge(&mut ReferenceExecutor, &case, "scalar")
+                .map_err(|mismatch| TestCaseError::fail(mismatch.to_string()))?;
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn failures_shrink() {
+    let failure = TestRunner::new(config(64))
+        .run(&case_strategy(Limits::default()), |case| {
+            let shape = &case.shape;
+            prop_assert!(shape.requests < 2 || shape.tokens < 2);
+            Ok(())
+        })
+        .unwrap_err();
+    let TestError::Fail(_, case) = failure else {
+        panic!("{failure}");
+    };
+    let s = case.shape;
+    assert_eq!((s.heads, s.requests, s.tokens), (1, 2, 2), "{case}");
+}

@@ -1,0 +1,203 @@
+//! Owns what a run of random cases reached; must not know whether they passed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use kda_reference::{FaultKind, Plan};
+
+use crate::case::{Case, gate_name, layout_name, null_name, state_name};
+use crate::limits::Limits;
+
+/// How often each value of each dimension occurred.
+#[derive(Clone, Debug, Default)]
+pub struct Coverage {
+    counts: BTreeMap<(&'static str, String), u64>,
+}
+
+impl Coverage {
+    /// Every value that cases within `limits` can take, at 0.
+    pub fn new(limits: &Limits) -> Coverage {
+        let mut coverage = Coverage::default();
+        let mut expect = |dimension, value: &str| {
+            coverage.counts.insert((dimension, value.into()), 0);
+        };
+        let several = limits.tokens.iter().any(|&t| t > 1);
+        for tokens in &limits.tokens {
+            expect("tokens", &tokens.to_string());
+        }
+        if limits.tokens.contains(&1) {
+            expect("step", "decode");
+            expect("step", "verify of one");
+        }
+        if several {
+            expect("step", "verify");
+        }
+        limits
+            .gates
+            .iter()
+            .for_each(|&g| expect("gate", gate_name(g)));
+        limits
+            .layouts
+            .iter()
+            .for_each(|&l| expect("conv layout", layout_name(l)));
+        limits
+            .null_rules
+            .iter()
+            .for_each(|&n| expect("null rule", null_name(n)));
+        limits
+            .state_types
+            .iter()
+            .for_each(|&s| expect("state", state_name(s)));
+        limits
+            .biases
+            .iter()
+            .for_each(|&b| expect("bias", if b { "yes" } else { "no" }));
+        limits
+            .regimes
+            .iter()
+            .for_each(|r| expect("values", &format!("{r:?}")));
+        expect("batch", "one");
+        if limits.max_requests > 1 {
+            expect("batch", "several");
+        }
+        for value in ["tight, odd", "tight, even", "slack, odd", "slack, even"] {
+            // Used columns are 641 heads: odd pitches need an odd count or slack.
+            if value != "tight, even" || limits.max_heads > 1 {
+                expect("pitch", value);
+            }
+        }
+        for dimension in ["state stride", "conv stride", "conv line", "out stride"] {
+            expect(dimension, "tight");
+            expect(dimension, "slack");
+        }
+        expect("slot columns", "as tokens");
+        expect("slot columns", "more");
+        expect("projected start", "16 bytes");
+        expect("projected start", "2 bytes");
+        expect("request", "live");
+        if limits.odd_percent > 0 {
+            expect("request", "null");
+            expect("request", "slot beyond the pool");
+            expect("request", "accepted outside");
+            expect("request", "null source");
+            expect("fault", "none");
+            expect("fault", "one");
+            if limits.max_requests > 1 {
+                expect("fault", "several");
+            }
+            if several {
+                expect("request", "null checkpoint");
+            }
+        }
+        for accepted in ["first", "last"] {
+            expect("accepted", accepted);
+        }
+        coverage
+    }
+
+    fn count(&mut self, dimension: &'static str, value: impl Into<String>) {
+        *self.counts.entry((dimension, value.into())).or_default() += 1;
+    }
+
+    /// Counts `case`, run in `mode`.
+    pub fn add(&mut self, case: &Case, mode: &str) {
+        let shape = &case.shape;
+        let tight = |is: bool| if is { "tight" } else { "slack" };
+        self.count("mode", mode);
+        self.count("heads", shape.heads.to_string());
+        self.count("tokens", shape.tokens.to_string());
+        let step = match (case.verify, shape.tokens) {
+            (false, _) => "decode",
+            (true, 1) => "verify of one",
+            (true, _) => "verify",
+        };
+        self.count("step", step);
+        self.count("gate", gate_name(shape.gate));
+        self.count("conv layout", layout_name(shape.conv_layout));
+        self.count("null rule", null_name(shape.null_rule));
+        self.count("state", state_name(shape.state_type));
+        self.count("bias", if case.bias() { "yes" } else { "no" });
+        self.count("values", format!("{:?}", case.regime));
+        self.count(
+            "batch",
+            if shape.requests == 1 {
+                "one"
+            } else {
+                "several"
+            },
+        );
+        let parity = if shape.pitch % 2 == 1 { "odd" } else { "even" };
+        let pitch = tight(shape.pitch == shape.used_columns());
+        self.count("pitch", format!("{pitch}, {parity}"));
+        let (dim, matrices) = (shape.dim(), shape.heads * crate::MATRIX);
+        self.count("state stride", tight(shape.state_slot_stride == matrices));
+        let line = 3 * dim * shape.conv_len;
+        self.count("conv stride", tight(shape.conv_slot_stride == line));
+        self.count("conv line", tight(shape.conv_len == shape.columns + 2));
+        self.count("out stride", tight(shape.out_stride == dim));
+        let more = shape.columns > shape.tokens;
+        self.count("slot columns", if more { "more" } else { "as tokens" });
+        let aligned = case.skew.projected == 0;
+        self.count(
+            "projected start",
+            if aligned { "16 bytes" } else { "2 bytes" },
+        );
+        for request in 0..shape.requests {
+            let value = match case.plan(request) {
+                Plan::Null => "null",
+                Plan::Fault(FaultKind::SlotOutOfRange) => "slot beyond the pool",
+                Plan::Fault(FaultKind::AcceptedOutOfRange) => "accepted outside",
+                Plan::Fault(FaultKind::NullSource) => "null source",
+                Plan::Live {
+                    checkpoints,
+                    offset,
+                    ..
+                } => {
+                    if case.verify && shape.columns > 1 {
+                        let accepted = match offset {
+                            0 => "first",
+                            _ if offset + 1 == shape.columns => "last",
+                            _ => "between",
+                        };
+                        self.count("accepted", accepted);
+                    }
+                    if checkpoints.contains(&None) {
+                        self.count("request", "null checkpoint");
+                    }
+                    "live"
+                }
+            };
+            self.count("request", value);
+        }
+        let faults = match case.faults().len() {
+            0 => "none",
+            1 => "one",
+            _ => "several",
+        };
+        self.count("fault", faults);
+    }
+
+    /// Values that never occurred, as "dimension: value".
+    pub fn missing(&self) -> Vec<String> {
+        let never = self.counts.iter().filter(|&(_, &count)| count == 0);
+        never.map(|((d, v), _)| format!("{d}: {v}")).collect()
+    }
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut last = "";
+        for ((dimension, value), count) in &self.counts {
+            if *dimension == last {
+                write!(f, ", {value} {count}")?;
+            } else {
+                if !last.is_empty() {
+                    writeln!(f)?;
+                }
+                write!(f, "{dimension:<16}{value} {count}")?;
+                last = dimension;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! Owns the run of many random cases and its summary; must not know how a case is judged.
+
+use std::fmt;
+use std::time::Instant;
+
+use crate::case::Case;
+use crate::coverage::Coverage;
+use crate::errors::Errors;
+use crate::executor::Executor;
+use crate::identity::launch;
+use crate::limits::Limits;
+use crate::mismatch::{Mismatch, Requirement};
+use crate::rng::Rng;
+
+/// From this many cases on, a run fails unless it reached every value of every dimension.
+pub const COVERING_CASES: u64 = 200;
+/// Fewer specialisations than this may not hold every value of every dimension.
+const COVERING_SPECIALISATIONS: u64 = 48;
+
+/// What a passing run did.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// Who ran the launches.
+    pub executor: String,
+    /// What the cases were drawn from.
+    pub seed: u64,
+    /// Cases.
+    pub cases: u64,
+    /// Launches.
+    pub launches: u64,
+    /// Worst errors of all cases.
+    pub errors: Errors,
+    /// Wall time, in seconds.
+    pub seconds: f64,
+    /// What the cases reached.
+    pub coverage: Coverage,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Summary {
+            executor,
+            seed,
+            cases,
+            launches,
+            errors,
+            seconds,
+            coverage,
+        } = self;
+        writeln!(
+            f,
+            "{executor}: {cases} cases, {launches} launches, {seconds:.1} s, seed {seed:#x}: all \
+             within bounds"
+        )?;
+        writeln!(f, "{errors}\n\n{coverage}")
+    }
+}
+
+/// Runs `cases` random cases, each in one mode, in turn, and judges them against the oracle.
+/// `progress` hears the number of cases done.
+///
+/// # Errors
+///
+/// The first case that fails, with its seed, for [`replay`]; or, in a run of [`COVERING_CASES`] and
+/// more, values that no case reached.
+pub fn run_property(
+    executor: &mut dyn Executor,
+    cases: u64,
+    seed: u64,
+    limits: &Limits,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Summary, Mismatch> {
+    let started = Instant::now();
+    let mut summary = Summary {
+        executor: executor.name(),
+        seed,
+        cases,
+        launches: 0,
+        errors: Errors::default(),
+        seconds: 0.0,
+        coverage: Coverage::new(limits),
+    };
+    for i in 0..cases {
+        let case = Case::random(Rng::stream(seed, i).word(), limits);
+        let modes = executor.modes(&case);
+        let mode = &modes[i as usize % modes.len()];
+        summary.errors.merge(&judge(executor, &case, mode)?);
+        summary.coverage.add(&case, mode);
+        summary.launches += 1;
+        progress(i + 1);
+    }
+    summary.seconds = started.elapsed().as_secs_f64();
+    let narrow = (1..COVERING_SPECIALISATIONS).contains(&limits.specialisations);
+    let missing = summary.coverage.missing();
+    if cases >= COVERING_CASES && !narrow && !missing.is_empty() {
+        return Err(Mismatch::new("cases", Requirement::Covered).at(missing.join(", ")));
+    }
+    Ok(summary)
+}
+
+/// Runs the case of one seed in every mode.
+///
+/// # Errors
+///
+/// The first mode that fails.
+pub fn replay(executor: &mut dyn Executor, seed: u64, limits: &Limits) -> Result<Errors, Mismatch> {
+    let case = Case::random(seed, limits);
+    let mut errors = Errors::default();
+    for mode in executor.modes(&case) {
+        errors.merge(&judge(executor, &case, &mode)?);
+    }
+    Ok(errors)
+}
+
+/// Runs one case in one mode and judges it.
+///
+/// # Errors
+///
+/// What [`Case::check`] finds, or what kept the launch from running.
+pub fn judge(executor: &mut dyn Executor, case: &Case, mode: &str) -> Result<Errors, Mismatch> {
+    let (before, after, faults) = launch(executor, case, mode)?;
+    case.check(&before, &after, faults.as_ref())
+        .map_err(|mismatch| mismatch.within(format!("{}, mode {mode}", executor.name())))
+}
