@@ -33,6 +33,23 @@ fn small_launches_cover_everything_too() {
 }
 
 #[test]
+fn runs_merge_and_say_what_they_missed() {
+    let run = |cases, limits: &Limits| {
+        run_property(&mut ReferenceExecutor, cases, SEED, limits, &mut |_| {}).unwrap()
+    };
+    let mut all = run(3, &Limits::small());
+    let missing = all.coverage.missing();
+    assert!(!missing.is_empty());
+    all.covered().unwrap();
+    all.merge(&run(5, &Limits::small()));
+    assert_eq!((all.cases, all.launches), (8, 8));
+    assert!(all.coverage.missing().len() <= missing.len());
+    all.cases = kda_tests::COVERING_CASES;
+    let text = all.covered().unwrap_err().to_string();
+    assert!(text.starts_with("cases: not covered, "), "{text}");
+}
+
+#[test]
 fn few_specialisations_are_few() {
     let limits = Limits {
         specialisations: 5,

@@ -8,6 +8,9 @@ use kda_reference::{FaultKind, Plan};
 use crate::case::{Case, gate_name, layout_name, null_name, state_name};
 use crate::limits::Limits;
 
+/// Fewer specialisations than this may not hold every value of every dimension.
+const COVERING_SPECIALISATIONS: u64 = 48;
+
 /// How often each value of each dimension occurred.
 #[derive(Clone, Debug, Default)]
 pub struct Coverage {
@@ -15,9 +18,13 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// Every value that cases within `limits` can take, at 0.
+    /// Every value that cases within `limits` can take, at 0; nothing where so few specialisations
+    /// are drawn that they may not hold every value.
     pub fn new(limits: &Limits) -> Coverage {
         let mut coverage = Coverage::default();
+        if (1..COVERING_SPECIALISATIONS).contains(&limits.specialisations) {
+            return coverage;
+        }
         let mut expect = |dimension, value: &str| {
             coverage.counts.insert((dimension, value.into()), 0);
         };
@@ -175,6 +182,13 @@ impl Coverage {
             _ => "several",
         };
         self.count("fault", faults);
+    }
+
+    /// Adds the counts of another run.
+    pub fn merge(&mut self, other: &Coverage) {
+        for (key, count) in &other.counts {
+            *self.counts.entry(key.clone()).or_default() += count;
+        }
     }
 
     /// Values that never occurred, as "dimension: value".

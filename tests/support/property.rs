@@ -14,8 +14,6 @@ use crate::rng::Rng;
 
 /// From this many cases on, a run fails unless it reached every value of every dimension.
 pub const COVERING_CASES: u64 = 200;
-/// Fewer specialisations than this may not hold every value of every dimension.
-const COVERING_SPECIALISATIONS: u64 = 48;
 
 /// What a passing run did.
 #[derive(Clone, Debug)]
@@ -34,6 +32,30 @@ pub struct Summary {
     pub seconds: f64,
     /// What the cases reached.
     pub coverage: Coverage,
+}
+
+impl Summary {
+    /// Adds what another run of the same executor and limits did; seconds add up.
+    pub fn merge(&mut self, other: &Summary) {
+        self.cases += other.cases;
+        self.launches += other.launches;
+        self.errors.merge(&other.errors);
+        self.seconds += other.seconds;
+        self.coverage.merge(&other.coverage);
+    }
+
+    /// Checks that [`COVERING_CASES`] or more reached every value of every dimension.
+    ///
+    /// # Errors
+    ///
+    /// The values that no case reached.
+    pub fn covered(&self) -> Result<(), Mismatch> {
+        let missing = self.coverage.missing();
+        if self.cases < COVERING_CASES || missing.is_empty() {
+            return Ok(());
+        }
+        Err(Mismatch::new("cases", Requirement::Covered).at(missing.join(", ")))
+    }
 }
 
 impl fmt::Display for Summary {
@@ -90,11 +112,7 @@ pub fn run_property(
         progress(i + 1);
     }
     summary.seconds = started.elapsed().as_secs_f64();
-    let narrow = (1..COVERING_SPECIALISATIONS).contains(&limits.specialisations);
-    let missing = summary.coverage.missing();
-    if cases >= COVERING_CASES && !narrow && !missing.is_empty() {
-        return Err(Mismatch::new("cases", Requirement::Covered).at(missing.join(", ")));
-    }
+    summary.covered()?;
     Ok(summary)
 }
 
