@@ -1,2 +1,55 @@
-//! Stub.
-fn main() {}
+//! The project's commands. Each verb is one file; none holds library logic.
+
+mod bench;
+mod cuda;
+mod demo;
+mod emulate;
+mod generate;
+mod kernels;
+mod placed;
+mod test;
+mod validate;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Generate, prove and time the KDA kernels")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run a decode and a verify step and compare them with the reference: on the GPU if there is
+    /// one, else in the emulator
+    Demo,
+    /// Render and compile kernels: source, PTX, cubin and a manifest for each
+    Gen(generate::Options),
+    /// Compare kernels with the oracle, the golden vectors and each other
+    Validate(validate::Options),
+    /// Everything that needs no GPU: unit and property tests, every kernel compiled, the emulator
+    Test(test::Options),
+    /// Time steps on the GPU: layers in one graph, cold caches, checked outputs
+    Bench(bench::Options),
+}
+
+fn main() -> ExitCode {
+    let result: Result<(), Box<dyn Error>> = match Cli::parse().verb {
+        Verb::Demo => demo::run(),
+        Verb::Gen(options) => generate::run(&options),
+        Verb::Validate(options) => validate::run(&options),
+        Verb::Test(options) => test::run(&options),
+        Verb::Bench(options) => bench::run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

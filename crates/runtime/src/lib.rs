@@ -33,7 +33,7 @@ mod step;
 pub use config::{Config, Gate, Policies, Policy, StepKind};
 pub use device::{Device, Stream};
 pub use error::Error;
-pub use prepared::{FaultKind, Faults, KernelInfo, PreparedKda};
+pub use prepared::{FaultKind, Faults, KernelInfo, Kernels, PreparedKda};
 pub use step::{
     Buffer, ConvCache, Plan, Planned, Projected, Rows, Slots, StatePool, Step, Weights,
 };

@@ -1,6 +1,8 @@
 //! `PreparedKda`: compiles and loads in `prepare_caches`, launches in `run`.
 
-use kda_codegen::{CompiledKernel, Nvrtc, Resources};
+use std::sync::Arc;
+
+use kda_codegen::{CompiledKernel, KernelSpec, Nvrtc, Resources};
 
 use crate::device::{self, FaultMemory, Function};
 use crate::{Config, Device, Error, Plan, Policies, Step, Stream};
@@ -44,13 +46,29 @@ impl Faults {
     }
 }
 
+/// Where compiled kernels come from.
+pub trait Kernels {
+    /// The kernel of `spec`.
+    ///
+    /// # Errors
+    ///
+    /// Whatever keeps it from being found or compiled.
+    fn kernel(&self, spec: &KernelSpec) -> Result<Arc<CompiledKernel>, kda_codegen::Error>;
+}
+
+impl Kernels for Nvrtc {
+    fn kernel(&self, spec: &KernelSpec) -> Result<Arc<CompiledKernel>, kda_codegen::Error> {
+        self.compile(spec).map(Arc::new)
+    }
+}
+
 /// What is known of one prepared kernel.
 #[derive(Clone, Debug)]
 pub struct KernelInfo {
     /// Entry point, as profilers show it.
     pub entry: String,
     /// Its specialisation.
-    pub spec: kda_codegen::KernelSpec,
+    pub spec: KernelSpec,
     /// What ptxas reported.
     pub resources: Resources,
 }
@@ -79,7 +97,7 @@ impl PreparedKda {
         stream: Stream,
         config: &Config,
         policies: &Policies,
-        nvrtc: &Nvrtc,
+        kernels: &dyn Kernels,
     ) -> Result<PreparedKda, Error> {
         let plan = Plan::new(device.arch(), config, policies)?;
         if device.with_context(|| device::is_capturing(stream))? {
@@ -88,18 +106,19 @@ impl PreparedKda {
         let mut functions = Vec::new();
         let mut info = Vec::new();
         for spec in plan.kernels() {
-            let CompiledKernel { source, cubin, resources, .. } = nvrtc.compile(spec)?;
+            let kernel = kernels.kernel(spec)?;
+            let CompiledKernel { source, cubin, resources, .. } = &*kernel;
             let function = device.with_context(|| {
-                Function::load(device, &cubin, &source.entry, spec.arch.has_clusters())
+                Function::load(device, cubin, &source.entry, spec.arch.has_clusters())
             })?;
             log::info!(
-                "prepared {}: {} registers, {} shared bytes, compiled",
+                "prepared {}: {} registers, {} shared bytes",
                 source.entry,
                 resources.registers,
                 resources.shared_bytes
             );
             functions.push(function);
-            info.push(KernelInfo { entry: source.entry, spec: *spec, resources });
+            info.push(KernelInfo { entry: source.entry.clone(), spec: *spec, resources: *resources });
         }
         let faults = device.with_context(|| FaultMemory::new(device))?;
         Ok(PreparedKda { device: device.clone(), plan, functions, info, faults })

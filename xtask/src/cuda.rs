@@ -1,0 +1,168 @@
+//! Runs harness cases on the GPU, and what the benchmark needs of the driver.
+
+use std::error::Error;
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+use kda_runtime::{Device, Policies, PreparedKda, Stream};
+use kda_tests::{Buffers, Case, Executor, Faults};
+
+use crate::kernels::KernelCache;
+use crate::placed;
+
+/// Fails with the call's name.
+pub fn check(call: &'static str, result: sys::CUresult) -> Result<(), Box<dyn Error>> {
+    match result {
+        sys::CUresult::CUDA_SUCCESS => Ok(()),
+        code => Err(format!("{call}: {code:?}").into()),
+    }
+}
+
+/// Device memory, freed when dropped.
+pub struct DeviceMemory {
+    /// Address, 256-byte aligned.
+    pub address: u64,
+    /// Length.
+    pub bytes: usize,
+}
+
+impl DeviceMemory {
+    /// Allocates; the primary context must be current.
+    pub fn new(bytes: usize) -> Result<DeviceMemory, Box<dyn Error>> {
+        let mut address = 0;
+        // SAFETY: the pointer is to a local.
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) })?;
+        Ok(DeviceMemory { address, bytes })
+    }
+
+    /// Copies `data` to `offset`, synchronously.
+    pub fn upload(&self, offset: usize, data: &[u8]) -> Result<(), Box<dyn Error>> {
+        assert!(offset + data.len() <= self.bytes);
+        // SAFETY: source and destination hold the bytes.
+        check("cuMemcpyHtoD", unsafe {
+            sys::cuMemcpyHtoD_v2(self.address + offset as u64, data.as_ptr().cast(), data.len())
+        })
+    }
+
+    /// Copies from `offset` into `data`, synchronously.
+    pub fn download(&self, offset: usize, data: &mut [u8]) -> Result<(), Box<dyn Error>> {
+        assert!(offset + data.len() <= self.bytes);
+        // SAFETY: source and destination hold the bytes.
+        check("cuMemcpyDtoH", unsafe {
+            sys::cuMemcpyDtoH_v2(
+                data.as_mut_ptr().cast::<c_void>(),
+                self.address + offset as u64,
+                data.len(),
+            )
+        })
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated once. An error here has no remedy.
+        let _ = unsafe { sys::cuMemFree_v2(self.address) };
+    }
+}
+
+/// Makes the primary context of device 0 current on this thread.
+pub fn current_device() -> Result<Device, Box<dyn Error>> {
+    let device = Device::primary(0)?;
+    let (mut handle, mut context) = (0, std::ptr::null_mut());
+    // SAFETY: `device` initialised the driver; pointers are to locals. The context is retained for
+    // the rest of the process.
+    unsafe {
+        check("cuDeviceGet", sys::cuDeviceGet(&mut handle, 0))?;
+        check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, handle))?;
+        check("cuCtxSetCurrent", sys::cuCtxSetCurrent(context))?;
+    }
+    Ok(device)
+}
+
+/// The device's name.
+pub fn device_name() -> Result<String, Box<dyn Error>> {
+    let mut name = [0u8; 128];
+    // SAFETY: the buffer holds the stated bytes.
+    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 127, 0) })?;
+    Ok(String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned())
+}
+
+/// A stream that does not wait for the default one.
+pub fn new_stream() -> Result<Stream, Box<dyn Error>> {
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: the pointer is to a local.
+    check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, 1) })?;
+    Ok(stream)
+}
+
+/// Waits for a stream.
+pub fn synchronize(stream: Stream) -> Result<(), Box<dyn Error>> {
+    // SAFETY: the stream is live.
+    check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })
+}
+
+/// Runs cases on device 0.
+pub struct CudaExecutor {
+    /// The device.
+    pub device: Device,
+    kernels: KernelCache,
+    stream: Stream,
+    arena: DeviceMemory,
+}
+
+impl CudaExecutor {
+    /// Opens device 0.
+    pub fn new(kernels: KernelCache) -> Result<CudaExecutor, Box<dyn Error>> {
+        let device = current_device()?;
+        Ok(CudaExecutor { device, kernels, stream: new_stream()?, arena: DeviceMemory::new(1)? })
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn name(&self) -> String {
+        format!("cuda {}", self.device.arch())
+    }
+
+    fn modes(&self, _: &Case) -> Vec<String> {
+        placed::mode_texts(self.device.arch())
+    }
+
+    fn run(
+        &mut self,
+        case: &Case,
+        mode: &str,
+        buffers: &mut Buffers,
+    ) -> Result<Option<Faults>, Box<dyn Error>> {
+        let (parsed, early_reads) = placed::parse_mode(mode)?;
+        let prepared = PreparedKda::prepare_caches(
+            &self.device,
+            self.stream,
+            &placed::config(case, early_reads),
+            &Policies::single(&[placed::kind(case)], parsed),
+            &self.kernels,
+        )?;
+        let mut offsets = Vec::new();
+        let mut total = 0;
+        for (name, region) in buffers.regions() {
+            offsets.push((name, total));
+            total += region.bytes.len().next_multiple_of(256);
+        }
+        if self.arena.bytes < total {
+            self.arena = DeviceMemory::new(total.next_power_of_two())?;
+        }
+        let offset_of = |name: &str| {
+            offsets.iter().find(|(known, _)| *known == name).expect("a region").1
+        };
+        for (name, region) in buffers.regions() {
+            self.arena.upload(offset_of(name), &region.bytes)?;
+        }
+        let step = placed::step(case, buffers, |name| self.arena.address + offset_of(name) as u64);
+        // SAFETY: the step's operands lie in the arena, which outlives the synchronised launch.
+        unsafe { prepared.run(self.stream, &step) }?;
+        let faults = prepared.take_faults(self.stream)?;
+        for (name, region) in buffers.regions_mut() {
+            self.arena.download(offset_of(name), &mut region.bytes)?;
+        }
+        Ok(faults.and_then(placed::faults))
+    }
+}

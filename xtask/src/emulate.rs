@@ -1,0 +1,151 @@
+//! Runs harness cases in the PTX emulator, with every check it has.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::Arc;
+
+use kda_codegen::operands::{FaultRecord, PARAMETERS, Parameter};
+use kda_codegen::{Arch, EarlyReads, KernelSpec};
+use kda_emulator::{Launch, Memory, Module, Options, Param};
+use kda_runtime::{Kernels, Plan, Planned, Policies};
+use kda_tests::{Buffers, Case, Executor, Faults};
+
+use crate::kernels::KernelCache;
+use crate::placed;
+
+/// Address distance between regions: far more than any of them holds.
+const REGION_STRIDE: u64 = 1 << 32;
+
+/// Runs cases in the emulator, as the kernels of one architecture.
+pub struct EmulatorExecutor {
+    arch: Arch,
+    kernels: KernelCache,
+    modules: HashMap<KernelSpec, Arc<Module>>,
+    seed: u64,
+    /// Instructions executed so far, counted per thread.
+    pub thread_instructions: u64,
+}
+
+impl EmulatorExecutor {
+    /// Kernels of `arch`; `seed` draws the order in which warps run.
+    pub fn new(arch: Arch, kernels: KernelCache, seed: u64) -> EmulatorExecutor {
+        EmulatorExecutor { arch, kernels, modules: HashMap::new(), seed, thread_instructions: 0 }
+    }
+
+    fn module(&mut self, spec: &KernelSpec) -> Result<(String, Arc<Module>), Box<dyn Error>> {
+        let kernel = self.kernels.kernel(spec)?;
+        let module = match self.modules.get(spec) {
+            Some(module) => module.clone(),
+            None => {
+                let module = Arc::new(Module::parse(&kernel.ptx)?);
+                self.modules.insert(*spec, module.clone());
+                module
+            }
+        };
+        Ok((kernel.source.entry.clone(), module))
+    }
+}
+
+/// The parameters of a planned launch.
+pub fn parameters(planned: &Planned) -> Vec<Param> {
+    let values = planned.arguments.to_bytes();
+    PARAMETERS
+        .iter()
+        .zip(values)
+        .map(|(parameter, bytes)| match (parameter, <[u8; 8]>::try_from(&bytes[..])) {
+            (Parameter::Pointer(_), Ok(address)) => Param::U64(u64::from_ne_bytes(address)),
+            _ => Param::Bytes(bytes),
+        })
+        .collect()
+}
+
+impl Executor for EmulatorExecutor {
+    fn name(&self) -> String {
+        format!("emulator {}", self.arch)
+    }
+
+    fn modes(&self, _: &Case) -> Vec<String> {
+        placed::mode_texts(self.arch)
+    }
+
+    fn run(
+        &mut self,
+        case: &Case,
+        mode: &str,
+        buffers: &mut Buffers,
+    ) -> Result<Option<Faults>, Box<dyn Error>> {
+        let (parsed, early_reads) = placed::parse_mode(mode)?;
+        let config = placed::config(case, early_reads);
+        let policies = Policies::single(&[placed::kind(case)], parsed);
+        let plan = Plan::new(self.arch, &config, &policies)?;
+        let names: Vec<&str> = buffers.regions().into_iter().map(|(name, _)| name).collect();
+        let place = |name: &str| {
+            let index = match name {
+                "faults" => names.len(),
+                _ => names.iter().position(|known| *known == name).expect("a region"),
+            };
+            REGION_STRIDE * (index as u64 + 1)
+        };
+        let faults_address = place("faults");
+        let step = placed::step(case, buffers, place);
+        let Some(planned) = plan.step(&step, faults_address)? else { return Ok(None) };
+        let (entry, module) = self.module(&plan.kernels()[planned.kernel])?;
+
+        let mut memory = Memory::new();
+        for (name, region) in buffers.regions() {
+            // The operand alone exists: its guards are out of bounds.
+            let range = (region.offset as u64, region.data().to_vec());
+            memory.add_sparse(name, place(name), region.bytes.len() as u64, vec![range]);
+            match name {
+                "conv_cache" | "state_pool" | "out" => {}
+                _ => memory.set_read_only(name),
+            }
+            let weight = !matches!(
+                name,
+                "projected" | "conv_cache" | "state_pool" | "out" | "slots" | "accepted"
+            );
+            let promised = early_reads == EarlyReads::Caches
+                && matches!(name, "conv_cache" | "state_pool" | "slots" | "accepted");
+            if self.arch.has_clusters() && !weight && !promised {
+                memory.set_predecessor_writes(name);
+            }
+        }
+        let clear = FaultRecord::CLEAR;
+        let mut record = clear.first.to_le_bytes().to_vec();
+        record.extend(clear.count.to_le_bytes());
+        record.extend([0; 4]);
+        memory.add("faults", faults_address, record);
+        self.seed = self.seed.wrapping_add(1);
+        let mut options = Options::default().seed(self.seed);
+        if parsed.slot_hints {
+            // Hints may read slots early; what they read may be anything.
+            memory.allow_early_reads("slots");
+            let stale: Vec<u8> = (0..buffers.slots.len / 4)
+                .flat_map(|i| (i as i32 % 5 - 1).to_le_bytes())
+                .collect();
+            options = options.early_poison("slots", stale);
+        }
+        let report = module.launch(
+            &mut memory,
+            &Launch {
+                entry: &entry,
+                grid: planned.launch.grid,
+                block: planned.launch.block,
+                cluster: planned.launch.cluster,
+                dynamic_shared_bytes: 0,
+                params: &parameters(&planned),
+            },
+            &options,
+        )?;
+        self.thread_instructions += report.thread_instructions;
+        for (name, region) in buffers.regions_mut() {
+            let bytes = memory.read(name).to_vec();
+            region.data_mut().copy_from_slice(&bytes);
+        }
+        let record = memory.read("faults");
+        let word = |at: usize| u32::from_le_bytes(record[at..at + 4].try_into().expect("4 bytes"));
+        let first = u64::from(word(4)) << 32 | u64::from(word(0));
+        let record = FaultRecord { first, count: word(8), reserved: 0 };
+        Ok(kda_runtime::Faults::from_record(record).and_then(placed::faults))
+    }
+}

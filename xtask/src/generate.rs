@@ -1,0 +1,226 @@
+//! `gen`: writes source, PTX, cubin and a manifest for a list of specialisations.
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kda_codegen::operands::{GEOMETRY, PARAMETERS, Parameter};
+use kda_codegen::{
+    Arch, CompiledKernel, ConvLayout, EarlyReads, GateKind, KernelSpec, Mode, NullRule, StateDtype,
+    source,
+};
+use kda_runtime::Kernels;
+use serde_json::{Value, json};
+
+use crate::kernels::{KernelCache, load_nvrtc};
+
+#[derive(Args)]
+pub struct Options {
+    /// Architectures
+    #[arg(long, value_delimiter = ',', default_value = "sm_90a")]
+    arch: Vec<Arch>,
+    /// Heads on the device
+    #[arg(long, value_delimiter = ',', default_value = "12")]
+    heads: Vec<usize>,
+    /// Tokens a request: 1 is a decode step, more a verify step
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    tokens: Vec<usize>,
+    /// Schedules, for example split8-128x8-cluster-hints; without it the default policies' modes
+    #[arg(long, value_delimiter = ',')]
+    mode: Vec<Mode>,
+    /// The convolution has a bias
+    #[arg(long)]
+    conv_bias: bool,
+    /// Order inside a conv cache slot
+    #[arg(long, default_value = "dim-first")]
+    conv_layout: ConvLayout,
+    /// Decay formula
+    #[arg(long, default_value = "lower-bound")]
+    gate: GateKind,
+    /// Null slot values
+    #[arg(long, default_value = "non-positive")]
+    null_rule: NullRule,
+    /// Element type of the state pool
+    #[arg(long, default_value = "f32")]
+    state_dtype: StateDtype,
+    /// What may be read before the kernel ahead has finished
+    #[arg(long, default_value = "weights")]
+    early_reads: EarlyReads,
+    /// Folder to write to, one subfolder an architecture
+    #[arg(long, default_value = "out")]
+    out: PathBuf,
+    /// Write nothing; fail if a file is missing or differs
+    #[arg(long)]
+    check: bool,
+    /// Render only; needs no libnvrtc
+    #[arg(long)]
+    source_only: bool,
+}
+
+impl Options {
+    fn specs(&self) -> Vec<KernelSpec> {
+        let mut specs = Vec::new();
+        for &arch in &self.arch {
+            for &heads in &self.heads {
+                for &tokens in &self.tokens {
+                    let mut spec = KernelSpec::new(arch, heads);
+                    if tokens != 1 {
+                        spec = spec.with_verify(tokens);
+                    }
+                    spec.conv_bias = self.conv_bias;
+                    spec.conv_layout = self.conv_layout;
+                    spec.gate = self.gate;
+                    spec.null_rule = self.null_rule;
+                    spec.state_dtype = self.state_dtype;
+                    spec.early_reads = self.early_reads;
+                    let mut modes = self.mode.clone();
+                    if modes.is_empty() {
+                        let kind = if spec.verify {
+                            kda_runtime::StepKind::Verify(tokens)
+                        } else {
+                            kda_runtime::StepKind::Decode
+                        };
+                        let policies = kda_runtime::Policies::for_device(
+                            arch,
+                            heads,
+                            self.early_reads,
+                            &[kind],
+                        );
+                        modes = policies.0.into_iter().map(|policy| policy.mode).collect();
+                        modes.dedup();
+                    }
+                    specs.extend(modes.into_iter().map(|mode| spec.with_mode(mode)));
+                }
+            }
+        }
+        specs
+    }
+}
+
+/// Writes or checks every file.
+///
+/// # Errors
+///
+/// An illegal specialisation, a kernel that does not compile, or a file that cannot be written or,
+/// with `--check`, differs.
+pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let specs = options.specs();
+    for spec in &specs {
+        spec.validate()?;
+    }
+    let kernels = if options.source_only { None } else { Some(KernelCache::new(load_nvrtc()?)) };
+    if let Some(kernels) = &kernels {
+        kernels.compile_all(&specs);
+    }
+    let mut files = 0;
+    for spec in &specs {
+        let folder = options.out.join(spec.arch.to_string());
+        let rendered = source::render(spec)?;
+        let stem = rendered.entry.clone();
+        let mut put = |extension: &str, bytes: &[u8]| -> Result<(), Box<dyn Error>> {
+            files += 1;
+            write(&folder, &format!("{stem}.{extension}"), bytes, options.check)
+        };
+        put("cu", rendered.text.as_bytes())?;
+        if let Some(kernels) = &kernels {
+            let kernel = kernels.kernel(spec)?;
+            put("ptx", kernel.ptx.as_bytes())?;
+            put("cubin", &kernel.cubin)?;
+            put("json", format!("{:#}\n", manifest(&kernel)).as_bytes())?;
+            let r = &kernel.resources;
+            println!(
+                "{}/{stem}: {} registers, {} spill bytes, {} shared bytes",
+                spec.arch,
+                r.registers,
+                r.spill_store_bytes + r.spill_load_bytes,
+                r.shared_bytes
+            );
+        } else {
+            println!("{}/{stem}", spec.arch);
+        }
+    }
+    let verb = if options.check { "unchanged" } else { "written" };
+    println!("{files} files {verb} in {}", options.out.display());
+    Ok(())
+}
+
+fn write(folder: &Path, name: &str, bytes: &[u8], check: bool) -> Result<(), Box<dyn Error>> {
+    let path = folder.join(name);
+    if check {
+        let found = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        if found != bytes {
+            return Err(format!("{} differs, run gen to renew it", path.display()).into());
+        }
+        return Ok(());
+    }
+    fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    // Whole or not at all: a reader never sees half a file.
+    let partial = folder.join(format!(".{name}.partial"));
+    fs::write(&partial, bytes)
+        .and_then(|()| fs::rename(&partial, &path))
+        .map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(())
+}
+
+/// Everything a launcher in any language needs to know of a kernel.
+pub fn manifest(kernel: &CompiledKernel) -> Value {
+    let spec = &kernel.spec;
+    let parameters: Vec<Value> = PARAMETERS
+        .iter()
+        .map(|parameter| match parameter {
+            Parameter::Pointer(operand) => json!({
+                "name": operand.name,
+                "kind": "pointer",
+                "dtype": operand.dtype.name(),
+                "shape": operand.shape,
+                "outer_stride": operand.stride,
+                "access": operand.access.name(),
+                "present": operand.presence.name(),
+                "alignment_bytes": operand.alignment_bytes,
+            }),
+            Parameter::Scalar(name) => json!({ "name": name, "kind": "scalar", "dtype": "f32" }),
+            Parameter::Geometry => json!({
+                "name": "geometry",
+                "kind": "struct",
+                "fields": GEOMETRY
+                    .iter()
+                    .map(|field| json!({
+                        "name": field.name,
+                        "type": field.c_type,
+                        "doc": field.doc,
+                    }))
+                    .collect::<Vec<_>>(),
+            }),
+        })
+        .collect();
+    json!({
+        "entry": kernel.source.entry,
+        "arch": spec.arch.to_string(),
+        "heads": spec.heads,
+        "tokens": spec.tokens,
+        "verify": spec.verify,
+        "conv_bias": spec.conv_bias,
+        "conv_layout": spec.conv_layout.to_string(),
+        "gate": spec.gate.to_string(),
+        "null_rule": spec.null_rule.to_string(),
+        "state_dtype": spec.state_dtype.to_string(),
+        "state_layout": "value-major, keys contiguous",
+        "early_reads": spec.early_reads.to_string(),
+        "mode": spec.mode.to_string(),
+        "grid": format!("[{}, requests, 1]", spec.mode.value_split as usize * spec.heads),
+        "block": spec.mode.threads,
+        "cluster": spec.mode.value_split,
+        "dynamic_shared_bytes": 0,
+        "programmatic_dependent_launch": spec.arch.has_clusters(),
+        "resources": {
+            "registers": kernel.resources.registers,
+            "spill_store_bytes": kernel.resources.spill_store_bytes,
+            "spill_load_bytes": kernel.resources.spill_load_bytes,
+            "stack_bytes": kernel.resources.stack_bytes,
+            "shared_bytes": kernel.resources.shared_bytes,
+        },
+        "options": kernel.options,
+        "parameters": parameters,
+    })
+}

@@ -1,0 +1,86 @@
+//! Compiled kernels, each compiled once, on all cores. Finds libnvrtc, or fetches it.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use kda_codegen::{CompiledKernel, Error, KernelSpec, Nvrtc};
+use kda_runtime::Kernels;
+
+/// A folder this project may fill with libnvrtc.
+fn fetched_folder() -> PathBuf {
+    PathBuf::from("target/nvrtc")
+}
+
+/// Loads libnvrtc. Where none is installed, fetches the Python package that holds it into
+/// `target/nvrtc`.
+///
+/// # Errors
+///
+/// As [`Nvrtc::load`], when there is no pip either.
+pub fn load_nvrtc() -> Result<Nvrtc, Error> {
+    let folders = [fetched_folder()];
+    let missing = match Nvrtc::load(&folders) {
+        Err(missing @ Error::NvrtcMissing { .. }) => missing,
+        other => return other,
+    };
+    eprintln!("libnvrtc is not installed, fetching nvidia-cuda-nvrtc into target/nvrtc");
+    let fetched = Command::new("python3")
+        .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+        .arg(fetched_folder())
+        .arg("nvidia-cuda-nvrtc==13.0.*")
+        .env("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+        .env("PIP_ROOT_USER_ACTION", "ignore")
+        .status();
+    match fetched {
+        Ok(status) if status.success() => Nvrtc::load(&folders),
+        _ => Err(missing),
+    }
+}
+
+/// Compiled kernels by specialisation. Clones share it.
+#[derive(Clone)]
+pub struct KernelCache(Arc<Inner>);
+
+struct Inner {
+    nvrtc: Nvrtc,
+    compiled: Mutex<HashMap<KernelSpec, Arc<CompiledKernel>>>,
+}
+
+impl KernelCache {
+    /// An empty cache.
+    pub fn new(nvrtc: Nvrtc) -> KernelCache {
+        KernelCache(Arc::new(Inner { nvrtc, compiled: Mutex::default() }))
+    }
+
+    /// Compiles what is not there yet, on all cores. A kernel that fails is left out: whoever asks
+    /// for it gets its error.
+    pub fn compile_all(&self, specs: &[KernelSpec]) {
+        let next = Mutex::new(specs.iter());
+        let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
+        std::thread::scope(|scope| {
+            for _ in 0..workers.min(specs.len()) {
+                scope.spawn(|| {
+                    loop {
+                        let spec = next.lock().expect("no worker panics").next();
+                        let Some(spec) = spec else { break };
+                        let _ = self.kernel(spec);
+                    }
+                });
+            }
+        });
+    }
+}
+
+impl Kernels for KernelCache {
+    fn kernel(&self, spec: &KernelSpec) -> Result<Arc<CompiledKernel>, Error> {
+        let compiled = || self.0.compiled.lock().expect("no holder panics");
+        if let Some(kernel) = compiled().get(spec) {
+            return Ok(kernel.clone());
+        }
+        let kernel = Arc::new(self.0.nvrtc.compile(spec)?);
+        compiled().insert(*spec, kernel.clone());
+        Ok(kernel)
+    }
+}

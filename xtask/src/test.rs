@@ -1,0 +1,99 @@
+//! `test`: everything that needs no GPU, as CI runs it.
+
+use std::error::Error;
+use std::process::Command;
+use std::time::Instant;
+
+use clap::Args;
+use kda_codegen::{Arch, KernelSpec};
+use kda_runtime::Kernels;
+
+use crate::kernels::{KernelCache, load_nvrtc};
+use crate::{placed, validate};
+
+#[derive(Args)]
+pub struct Options {
+    /// Random cases in the emulator
+    #[arg(long, default_value_t = 240)]
+    emulated_cases: u64,
+    /// Random cases for each identity check in the emulator
+    #[arg(long, default_value_t = 6)]
+    emulated_identity: u64,
+}
+
+/// Runs each part and stops at the first that fails.
+///
+/// # Errors
+///
+/// The part that failed.
+pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let part = |title: &str| {
+        println!("== {title}");
+        Instant::now()
+    };
+    let started = part("unit, integration and documentation tests");
+    let status = Command::new(cargo).args(["test", "--workspace", "--quiet"]).status()?;
+    if !status.success() {
+        return Err("cargo test failed".into());
+    }
+    println!("   {:.0} s", started.elapsed().as_secs_f64());
+
+    let started = part("every architecture and mode compiles, without spills where it matters");
+    let compiled = compile()?;
+    println!("   {compiled} kernels, {:.0} s", started.elapsed().as_secs_f64());
+
+    let started = part("the kernels in the emulator");
+    let mut emulated = validate::Options {
+        cases: options.emulated_cases,
+        identity: options.emulated_identity,
+        fixtures: true,
+        emulate: true,
+        arch: Arch::Sm90a,
+        seed: 0x6b6461,
+        replay: None,
+        max_heads: None,
+        tokens: Some(vec![1, 1, 2, 3, 4, 8]),
+        specialisations: 64,
+        jobs: 0,
+    };
+    validate::run(&emulated)?;
+    for arch in [Arch::Sm80, Arch::Sm100a] {
+        emulated.arch = arch;
+        (emulated.cases, emulated.identity, emulated.fixtures) = (24, 1, false);
+        validate::run(&emulated)?;
+    }
+    println!("   {:.0} s", started.elapsed().as_secs_f64());
+    println!("all passed");
+    Ok(())
+}
+
+/// Compiles decode and verify kernels of every architecture and mode under test; the modes of the
+/// default policies must not spill.
+fn compile() -> Result<usize, Box<dyn Error>> {
+    let kernels = KernelCache::new(load_nvrtc()?);
+    let mut specs = Vec::new();
+    for &arch in Arch::ALL {
+        for mode in placed::modes(arch) {
+            for (heads, tokens) in [(12, 1), (3, 4), (128, 16)] {
+                let mut spec = KernelSpec::new(arch, heads).with_mode(mode);
+                if tokens > 1 {
+                    spec = spec.with_verify(tokens);
+                }
+                specs.push(spec);
+            }
+        }
+    }
+    kernels.compile_all(&specs);
+    for spec in &specs {
+        let kernel = kernels.kernel(spec)?;
+        let kinds = [kda_runtime::StepKind::Decode];
+        let policies = kda_runtime::Policies::for_device(spec.arch, spec.heads, spec.early_reads, &kinds);
+        let product = policies.0.iter().any(|policy| policy.mode == spec.mode);
+        let spilled = kernel.resources.spill_store_bytes;
+        if spec.tokens == 1 && product && spilled > 0 {
+            return Err(format!("{} on {} spills {spilled} bytes", kernel.source.entry, spec.arch).into());
+        }
+    }
+    Ok(specs.len())
+}
