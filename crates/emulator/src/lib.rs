@@ -95,16 +95,18 @@
 //! # What else is checked
 //! Every access lies inside a buffer, shared memory or a local frame, is aligned, and reads bytes
 //! that someone wrote. Read-only buffers are not written; a predecessor's buffers are not touched
-//! before the thread's own `griddepcontrol.wait`, prefetches excepted, and
-//! [`Options::early_poison`] gives early reads stale bytes. An mbarrier is used only by threads
+//! before the thread's own `griddepcontrol.wait` (on a target that has it), prefetches excepted,
+//! and [`Options::early_poison`] gives early reads stale bytes. An mbarrier is used only by threads
 //! that its initialisation is visible to, is not overwritten while it lives, and gets no more
-//! arrivals than it expects. Lanes read in a shuffle take part in it. A block ends only after its
+//! arrivals than it expects. A thread waits at the cluster barrier between two arrivals and before it
+//! ends. Lanes read in a shuffle take part in it. A block ends only after its
 //! threads waited for their copies, and some thread for all bytes that arrive on its mbarriers;
 //! nobody reaches into the shared memory of a block that has ended. When nothing can run, or a
 //! thread exceeds its budget, [`Error::Hang`] lists every warp with its line.
 //!
 //! # What is not modelled
-//! Caches, timing, and the values a race could produce: the first race ends the launch. Ordering
+//! Whether a warp's lanes are back together before an `.aligned` instruction that all of them reach:
+//! they are taken to be, so a `__syncwarp()` whose only use that is cannot be missed. Caches, timing, and the values a race could produce: the first race ends the launch. Ordering
 //! through memory between clusters. `wgmma`, `tcgen05`, tensor maps, multicast copies,
 //! textures, calls, indirect branches, rounding modes other than to nearest in arithmetic, and
 //! `bar.red`. Bounds between two variables of one block's shared memory. Scopes narrower than the

@@ -68,6 +68,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) step: u64,
     pub(crate) report: Report,
     pub(crate) hint: usize,
+    dependent: bool,
     rng: u64,
 }
 
@@ -202,7 +203,7 @@ impl Module {
                 memory.set_read_only(&name);
             }
         }
-        let result = run(entry, memory, launch, options, params);
+        let result = run(self, entry, memory, launch, options, params);
         for variable in &self.variables {
             memory.remove(&format!("variable {}", variable.name));
         }
@@ -211,6 +212,7 @@ impl Module {
 }
 
 fn run(
+    module: &Module,
     entry: &Entry,
     memory: &mut Memory,
     launch: &Launch,
@@ -252,6 +254,7 @@ fn run(
         step: 0,
         report: Report::default(),
         hint: 0,
+        dependent: module.dependent,
         rng: options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d,
     };
     let grid = std::array::from_fn(|i| launch.grid[i] / launch.cluster[i]);
@@ -296,11 +299,6 @@ impl Machine<'_> {
         self.live = Vec::with_capacity(warps);
         self.copies = vec![LaneGroups::default(); warps * 32];
         self.bulks = vec![LaneGroups::default(); warps * 32];
-        let waits = self
-            .entry
-            .code
-            .iter()
-            .any(|i| matches!(i.op, Op::DependencyWait));
         for rank in 0..size {
             let inside = unflatten(rank, self.launch.cluster);
             let index = std::array::from_fn(|i| cluster[i] * self.launch.cluster[i] + inside[i]);
@@ -345,7 +343,7 @@ impl Machine<'_> {
                     registers,
                     present,
                     local,
-                    !waits,
+                    !self.dependent,
                 ));
             }
         }

@@ -12,6 +12,8 @@ use crate::lexer::{Kind, Token, number, tokens};
 pub struct Module {
     pub(crate) entries: Vec<Entry>,
     pub(crate) variables: Vec<Variable>,
+    /// Whether the target has `griddepcontrol`, so that a launch may overlap its predecessor.
+    pub(crate) dependent: bool,
 }
 
 impl Module {
@@ -77,6 +79,7 @@ impl Module {
         Ok(Module {
             entries,
             variables: parser.variables,
+            dependent: target(ptx).is_none_or(|t| t >= 90),
         })
     }
 
@@ -84,6 +87,16 @@ impl Module {
     pub fn entries(&self) -> Vec<&str> {
         self.entries.iter().map(|e| e.name.as_str()).collect()
     }
+}
+
+/// Number of the architecture in the `.target` line.
+fn target(ptx: &str) -> Option<u32> {
+    let rest = ptx.lines().find_map(|l| l.trim().strip_prefix(".target"))?;
+    let digits = rest.trim().strip_prefix("sm_")?;
+    let end = digits
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(digits.len());
+    digits[..end].parse().ok()
 }
 
 /// What a name stands for.

@@ -302,7 +302,18 @@ impl Machine<'_> {
         }
     }
 
-    pub(crate) fn exit(&mut self, index: usize, warp: &mut Warp, mask: u32) -> Result<Step, Error> {
+    pub(crate) fn exit(
+        &mut self,
+        index: usize,
+        warp: &mut Warp,
+        pc: u32,
+        mask: u32,
+    ) -> Result<Step, Error> {
+        if warp.cluster_open & mask != 0 {
+            let lanes = warp.cluster_open & mask;
+            let what = "a thread ends between its cluster arrival and its wait";
+            return Err(self.misuse(index, lanes, pc, what));
+        }
         self.live[index] &= !mask;
         let block = warp.block;
         if let Some(pc) = self.unawaited(index, mask) {

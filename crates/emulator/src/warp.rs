@@ -266,7 +266,7 @@ impl Machine<'_> {
                 Op::Mma { .. } | Op::LoadMatrix { .. } => {
                     self.matrix(index, warp, pc, mask, &instr.op)?
                 }
-                Op::Exit => self.exit(index, warp, mask)?,
+                Op::Exit => self.exit(index, warp, pc, mask)?,
                 Op::Nop | Op::Prefetch => Step::Next,
                 Op::Trap => {
                     return Err(Error::Trap {

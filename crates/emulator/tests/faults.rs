@@ -335,6 +335,21 @@ fn read_before_the_dependency_wait() {
 }
 
 #[test]
+fn no_dependency_wait_at_all() {
+    let body = "griddepcontrol.wait;\nld.global.u32 %r1, [%d4];\nst.global.u32 [%d3], %r1;";
+    let case = Case::new(Shape::block(32), body);
+    let prepare = |m: &mut Memory| m.set_predecessor_writes("in");
+    case.plant_with("griddepcontrol.wait;", "", &prepare, &|e, t| {
+        matches!(e, Error::BeforeDependency { .. }) && at(e, t, "ld.global.u32")
+    });
+    // Without the instruction there is no overlap to guard against.
+    let older = case
+        .text("griddepcontrol.wait;", "")
+        .replace("sm_90a", "sm_80");
+    assert_eq!(case.run(&older, 0, &prepare).0, Ok(()));
+}
+
+#[test]
 fn stale_bytes_reach_early_reads_only() {
     let body = "ld.global.u32 %r1, [%d4];\ngriddepcontrol.wait;\nld.global.u32 %r2, [%d4];\nprefetch.global.L2 [%d4];\nsub.s32 %r3, %r2, %r1;\nst.global.u32 [%d3], %r3;";
     let text = kernel(2, "", &format!("{PROLOGUE}\n{body}\nret;"));
@@ -598,6 +613,25 @@ fn the_issuers_reads_are_ordered_only_by_choice() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn a_cluster_arrival_nobody_waits_for() {
+    let case = Case::new(
+        Shape::cluster(2, 32),
+        "barrier.cluster.arrive.aligned;
+        barrier.cluster.wait.aligned;
+        setp.eq.u32 %p1, %r0, 0;
+        mov.u32 %r1, %cluster_ctarank;
+        setp.eq.and.u32 %p1, %r1, 0, %p1;
+        @%p1 st.global.u32 [%d3], %r0;",
+    );
+    case.plant("barrier.cluster.wait.aligned;", "", &|e, t| {
+        matches!(e, Error::BarrierMisuse { .. }) && at(e, t, "ret;")
+    });
+    case.plant("barrier.cluster.arrive.aligned;", "", &|e, t| {
+        matches!(e, Error::BarrierMisuse { .. }) && at(e, t, "barrier.cluster.wait")
+    });
 }
 
 #[test]
