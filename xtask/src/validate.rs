@@ -131,6 +131,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         for summary in summaries {
             all.merge(&summary);
         }
+        all.covered()?;
         all.seed = options.seed;
         all.seconds = started.elapsed().as_secs_f64();
         print!("{all}");
