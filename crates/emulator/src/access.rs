@@ -178,9 +178,9 @@ impl Machine<'_> {
         kind: Kind,
         conflict: Conflict,
     ) -> Error {
-        let (earlier, at, proxy) = match conflict {
-            Conflict::Race { earlier, at } => (earlier, at, false),
-            Conflict::Proxy { earlier, at } => (earlier, at, true),
+        let (earlier, at, len, proxy) = match conflict {
+            Conflict::Race { earlier, at, len } => (earlier, at, len, false),
+            Conflict::Proxy { earlier, at, len } => (earlier, at, len, true),
         };
         let base = match target {
             Target::Global { at, .. } | Target::Shared { at, .. } => at,
@@ -192,7 +192,7 @@ impl Machine<'_> {
             Target::Shared { block, .. } => Target::Shared { block, at },
             other => other,
         };
-        let place = self.place(target, address.wrapping_add(shift as u64), 4);
+        let place = self.place(target, address.wrapping_add(shift as u64), len as u32);
         let site = self.site(who.index, who.lane, who.pc);
         let mut before = site.clone();
         let instr = &self.entry.code[earlier.pc as usize];

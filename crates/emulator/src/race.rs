@@ -94,8 +94,16 @@ struct Page {
 
 /// What two accesses did that they must not.
 pub(crate) enum Conflict {
-    Race { earlier: Record, at: usize },
-    Proxy { earlier: Record, at: usize },
+    Race {
+        earlier: Record,
+        at: usize,
+        len: usize,
+    },
+    Proxy {
+        earlier: Record,
+        at: usize,
+        len: usize,
+    },
 }
 
 /// A new access and what its thread is ordered after.
@@ -317,9 +325,17 @@ impl Shadow {
                 if let Some((earlier, proxy)) = page.visit(index, by) {
                     let at = at - inside + index * granule;
                     return Err(if proxy {
-                        Conflict::Proxy { earlier, at }
+                        Conflict::Proxy {
+                            earlier,
+                            at,
+                            len: granule,
+                        }
                     } else {
-                        Conflict::Race { earlier, at }
+                        Conflict::Race {
+                            earlier,
+                            at,
+                            len: granule,
+                        }
                     });
                 }
             }

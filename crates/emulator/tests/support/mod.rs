@@ -1,6 +1,8 @@
 //! Builds small kernels and launches them. Holds no assertions.
 #![allow(dead_code)]
 
+pub mod planted;
+
 use kda_emulator::{Error, Launch, Memory, Module, Options, Param, Report};
 
 /// A module with one entry `kernel` that takes 64-bit parameters `p0`, `p1`, ... and whose body has
