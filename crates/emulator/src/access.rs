@@ -138,6 +138,11 @@ impl Machine<'_> {
                 if !fits {
                     return Err(self.nowhere(AddressSpace::Shared, address, len as u32, who));
                 }
+                if block != own && self.cluster_barrier.phase == 0 {
+                    let place = self.shared_place(block, address, at as u64, len as u32);
+                    let site = self.site(who.index, who.lane, who.pc);
+                    return Err(Error::BlockNotStarted { site, place });
+                }
                 if self.blocks[block].live_warps == 0 {
                     let place = self.shared_place(block, address, at as u64, len as u32);
                     return Err(Error::EndedBlock {
@@ -148,13 +153,13 @@ impl Machine<'_> {
                 Target::Shared { block, at }
             }
             Space::Local => {
-                if inner as usize + len > self.entry.local_bytes as usize {
+                if (inner as usize).saturating_add(len) > self.entry.local_bytes as usize {
                     return Err(self.nowhere(AddressSpace::Local, address, len as u32, who));
                 }
                 Target::Local { at: inner as usize }
             }
             Space::Param => {
-                if inner as usize + len > self.params.len() {
+                if (inner as usize).saturating_add(len) > self.params.len() {
                     return Err(self.nowhere(AddressSpace::Param, address, len as u32, who));
                 }
                 Target::Param { at: inner as usize }

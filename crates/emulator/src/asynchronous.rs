@@ -43,7 +43,9 @@ impl LaneGroups {
         if n == u32::MAX {
             return self.outstanding.is_empty();
         }
-        self.outstanding.iter().all(|(g, _)| g + n >= self.open)
+        self.outstanding
+            .iter()
+            .all(|(g, _)| g.saturating_add(n) >= self.open)
     }
 }
 
@@ -413,7 +415,7 @@ impl Machine<'_> {
                 let open = groups.open;
                 groups
                     .unawaited
-                    .retain(|(g, _)| n != u32::MAX && g + n >= open);
+                    .retain(|(g, _)| n != u32::MAX && g.saturating_add(n) >= open);
                 let groups = groups.clone();
                 let epoch = if n == u32::MAX {
                     groups.open + 1

@@ -289,7 +289,10 @@ impl<'a> Decoder<'a> {
             Some(Name::Shared(address)) => Operand::Imm(u64::from(address)),
             Some(Name::DynamicShared) => Operand::Imm(u64::from(dynamic_base(&self.entry))),
             Some(Name::Local(address) | Name::Param(address)) => Operand::Imm(u64::from(address)),
-            Some(Name::Global(address)) => Operand::Imm(address),
+            Some(Name::Global(address)) => {
+                self.entry.variables.push(address);
+                Operand::Imm(address)
+            }
             None => match special(name) {
                 Some((special, Class::B64)) => Operand::Reg(self.special(special, Class::B64)),
                 Some((special, _)) => Operand::Reg(self.special(special, Class::B32)),

@@ -304,6 +304,14 @@ pub enum Error {
         /// The initialisation.
         earlier: Box<Site>,
     },
+    /// An access to another block's shared memory before the cluster's first barrier, which alone
+    /// says that the block has started.
+    BlockNotStarted {
+        /// Who.
+        site: Box<Site>,
+        /// Where.
+        place: Place,
+    },
     /// An access to, or an asynchronous store into, the shared memory of a block that has ended.
     EndedBlock {
         /// Who.
@@ -358,6 +366,7 @@ impl Error {
             | Error::BarrierMisuse { site, .. }
             | Error::MbarrierMisuse { site, .. }
             | Error::MbarrierNotVisible { site, .. }
+            | Error::BlockNotStarted { site, .. }
             | Error::EndedBlock { site, .. }
             | Error::InactiveLane { site, .. }
             | Error::DivisionByZero { site }
@@ -494,6 +503,12 @@ impl fmt::Display for Error {
                 write!(
                     f,
                     "mbarrier used before its initialisation is visible: {place}; {site}; initialised at {earlier}"
+                )
+            }
+            Error::BlockNotStarted { site, place } => {
+                write!(
+                    f,
+                    "access to the shared memory of a block that may not have started: {place}; {site}"
                 )
             }
             Error::EndedBlock { site, place } => {

@@ -408,6 +408,8 @@ pub(crate) struct Entry {
     pub(crate) true_preds: Vec<R>,
     pub(crate) specials: Vec<(Reg, Special)>,
     pub(crate) shared_bytes: u32,
+    /// Addresses of the module-scope variables it names.
+    pub(crate) variables: Vec<u64>,
     pub(crate) local_bytes: u32,
     /// Required block size, largest block size, required cluster size.
     pub(crate) required_block: Option<[u32; 3]>,

@@ -8,7 +8,7 @@ use crate::asynchronous::{LaneGroups, Pending};
 use crate::clock::{Clock, Clocks};
 use crate::decode::dynamic_base;
 use crate::error::{AddressSpace, Error, Place, Site, Waiting};
-use crate::ir::{Entry, Op, SHARED_BASE, Special};
+use crate::ir::{Entry, Op, SHARED_BASE, Special, Variable};
 use crate::launch::{Launch, Options, Report};
 use crate::mbarrier::Mbarrier;
 use crate::memory::{Bits, Memory};
@@ -196,7 +196,8 @@ impl Module {
             });
         };
         let params = check_launch(entry, launch)?;
-        for variable in &self.variables {
+        let used = |v: &&Variable| entry.variables.contains(&v.address);
+        for variable in self.variables.iter().filter(used) {
             let name = format!("variable {}", variable.name);
             memory.add(&name, variable.address, variable.bytes.clone());
             if variable.read_only {
@@ -204,7 +205,7 @@ impl Module {
             }
         }
         let result = run(self, entry, memory, launch, options, params);
-        for variable in &self.variables {
+        for variable in self.variables.iter().filter(used) {
             memory.remove(&format!("variable {}", variable.name));
         }
         result

@@ -94,16 +94,21 @@ impl Memory {
     }
 
     fn insert(&mut self, name: &str, address: u64) -> usize {
-        let index = self.buffers.len();
-        self.buffers.push(Buffer {
+        let buffer = Buffer {
             name: name.to_string(),
             address,
             ..Buffer::default()
-        });
-        if let Some(old) = self.names.insert(name.to_string(), index) {
-            self.drop_extents(old);
+        };
+        let free = self.buffers.iter().position(|b| b.removed);
+        if let Some(index) = self.names.get(name).copied().or(free) {
+            self.drop_extents(index);
+            self.buffers[index] = buffer;
+            self.names.insert(name.to_string(), index);
+            return index;
         }
-        index
+        self.buffers.push(buffer);
+        self.names.insert(name.to_string(), self.buffers.len() - 1);
+        self.buffers.len() - 1
     }
 
     fn drop_extents(&mut self, buffer: usize) {

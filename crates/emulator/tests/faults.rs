@@ -494,9 +494,8 @@ fn missing_cluster_wait() {
     let both =
         "barrier.cluster.arrive.relaxed.aligned;\n        barrier.cluster.wait.acquire.aligned;";
     send().plant(both, "", &|e, t| match e {
-        Error::MbarrierNotVisible { .. } | Error::MbarrierMisuse { .. } => {
-            at(e, t, "st.async") || at(e, t, "// wait")
-        }
+        Error::BlockNotStarted { .. } => at(e, t, "st.async"),
+        Error::MbarrierNotVisible { .. } | Error::MbarrierMisuse { .. } => at(e, t, "// wait"),
         _ => false,
     });
 }
