@@ -47,8 +47,9 @@ pub fn run() -> Result<(), Box<dyn Error>> {
             case.shape.heads
         );
         println!(
-            "  compiled {} for {arch}: {} registers, {} bytes of shared memory",
-            kernel.source.entry, kernel.resources.registers, kernel.resources.shared_bytes
+            "  compiled {} for {arch}: {}",
+            kernel.source.entry,
+            kernel.resources.map_or("no report".into(), |r| r.to_string())
         );
         let before = Buffers::new(&case);
         let mut after = before.clone();

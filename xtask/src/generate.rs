@@ -128,14 +128,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             put("ptx", kernel.ptx.as_bytes())?;
             put("cubin", &kernel.cubin)?;
             put("json", format!("{:#}\n", manifest(&kernel)).as_bytes())?;
-            let r = &kernel.resources;
-            println!(
-                "{}/{stem}: {} registers, {} spill bytes, {} shared bytes",
-                spec.arch,
-                r.registers,
-                r.spill_store_bytes + r.spill_load_bytes,
-                r.shared_bytes
-            );
+            let report = kernel.resources.map_or("no report".into(), |r| r.to_string());
+            println!("{}/{stem}: {report}", spec.arch);
         } else {
             println!("{}/{stem}", spec.arch);
         }
@@ -213,13 +207,13 @@ pub fn manifest(kernel: &CompiledKernel) -> Value {
         "cluster": spec.mode.value_split,
         "dynamic_shared_bytes": 0,
         "programmatic_dependent_launch": spec.arch.has_clusters(),
-        "resources": {
-            "registers": kernel.resources.registers,
-            "spill_store_bytes": kernel.resources.spill_store_bytes,
-            "spill_load_bytes": kernel.resources.spill_load_bytes,
-            "stack_bytes": kernel.resources.stack_bytes,
-            "shared_bytes": kernel.resources.shared_bytes,
-        },
+        "resources": kernel.resources.map(|r| json!({
+            "registers": r.registers,
+            "spill_store_bytes": r.spill_store_bytes,
+            "spill_load_bytes": r.spill_load_bytes,
+            "stack_bytes": r.stack_bytes,
+            "shared_bytes": r.shared_bytes,
+        })),
         "options": kernel.options,
         "parameters": parameters,
     })

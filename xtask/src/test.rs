@@ -90,7 +90,7 @@ fn compile() -> Result<usize, Box<dyn Error>> {
         let kinds = [kda_runtime::StepKind::Decode];
         let policies = kda_runtime::Policies::for_device(spec.arch, spec.heads, spec.early_reads, &kinds);
         let product = policies.0.iter().any(|policy| policy.mode == spec.mode);
-        let spilled = kernel.resources.spill_store_bytes;
+        let spilled = kernel.resources.ok_or("ptxas printed no report")?.spill_store_bytes;
         if spec.tokens == 1 && product && spilled > 0 {
             return Err(format!("{} on {} spills {spilled} bytes", kernel.source.entry, spec.arch).into());
         }

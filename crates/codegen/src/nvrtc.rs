@@ -34,6 +34,18 @@ pub struct Resources {
     pub shared_bytes: u32,
 }
 
+impl std::fmt::Display for Resources {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} registers, {} bytes spilled, {} bytes of shared memory",
+            self.registers,
+            self.spill_store_bytes + self.spill_load_bytes,
+            self.shared_bytes
+        )
+    }
+}
+
 /// A kernel ready to load.
 #[derive(Clone, Debug)]
 pub struct CompiledKernel {
@@ -49,8 +61,8 @@ pub struct CompiledKernel {
     pub options: Vec<String>,
     /// NVRTC's and ptxas' log.
     pub log: String,
-    /// Read from the log.
-    pub resources: Resources,
+    /// Read from the log; `None` when ptxas printed no report, as under `compute-sanitizer`.
+    pub resources: Option<Resources>,
 }
 
 /// A loaded libnvrtc.
@@ -100,7 +112,7 @@ impl Nvrtc {
     /// # Errors
     ///
     /// What [`source::render`] returns, [`Error::Compile`] with NVRTC's log, and
-    /// [`Error::Report`] when the log lacks the resource report.
+    /// [`Error::Report`] when NVRTC returns no code.
     pub fn compile(&self, spec: &KernelSpec) -> Result<CompiledKernel, Error> {
         let source = source::render(spec)?;
         let options: Vec<String> = [
@@ -127,7 +139,7 @@ impl Nvrtc {
         let cubin = program
             .output(sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN)
             .ok_or_else(|| missing("cubin"))?;
-        let resources = parse_resources(&log).ok_or_else(|| missing("resource report"))?;
+        let resources = parse_resources(&log);
         Ok(CompiledKernel { spec: *spec, source, ptx, cubin, options, log, resources })
     }
 }

@@ -53,7 +53,6 @@ struct Constants<'a> {
     conv_token_first: bool,
     lower_bound_gate: bool,
     null_non_positive: bool,
-    state_bf16: bool,
     dependent_launch: bool,
     state_type: &'static str,
     geometry_fields: String,
@@ -99,7 +98,6 @@ pub fn render(spec: &KernelSpec) -> Result<Source, Error> {
         conv_token_first: conv_layout == ConvLayout::TokenFirst,
         lower_bound_gate: gate == GateKind::LowerBound,
         null_non_positive: null_rule == NullRule::NonPositive,
-        state_bf16: state_dtype == StateDtype::Bf16,
         dependent_launch: arch.has_clusters(),
         state_type: match state_dtype {
             StateDtype::F32 => "float",

@@ -70,7 +70,7 @@ pub struct KernelInfo {
     /// Its specialisation.
     pub spec: KernelSpec,
     /// What ptxas reported.
-    pub resources: Resources,
+    pub resources: Option<Resources>,
 }
 
 /// The kernels of one model on one device, ready to launch. `Send` and `Sync`: any thread, any
@@ -111,12 +111,7 @@ impl PreparedKda {
             let function = device.with_context(|| {
                 Function::load(device, cubin, &source.entry, spec.arch.has_clusters())
             })?;
-            log::info!(
-                "prepared {}: {} registers, {} shared bytes",
-                source.entry,
-                resources.registers,
-                resources.shared_bytes
-            );
+            log::info!("prepared {}: {resources:?}", source.entry);
             functions.push(function);
             info.push(KernelInfo { entry: source.entry.clone(), spec: *spec, resources: *resources });
         }
