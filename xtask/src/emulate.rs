@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kda_codegen::operands::{FaultRecord, PARAMETERS, Parameter};
 use kda_codegen::{Arch, EarlyReads, KernelSpec};
 use kda_emulator::{Launch, Memory, Module, Options, Param};
-use kda_runtime::{Kernels, Plan, Planned, Policies};
+use kda_runtime::{Plan, Planned, Policies};
 use kda_tests::{Buffers, Case, Executor, Faults};
 
 use crate::kernels::KernelCache;
@@ -17,18 +17,18 @@ use crate::placed;
 const REGION_STRIDE: u64 = 1 << 32;
 
 /// Runs cases in the emulator, as the kernels of one architecture.
-pub struct EmulatorExecutor {
+pub struct EmulatorExecutor<K = KernelCache> {
     arch: Arch,
-    kernels: KernelCache,
+    kernels: K,
     modules: HashMap<KernelSpec, Arc<Module>>,
     seed: u64,
     /// Instructions executed so far, counted per thread.
     pub thread_instructions: u64,
 }
 
-impl EmulatorExecutor {
+impl<K: Kernels> EmulatorExecutor<K> {
     /// Kernels of `arch`; `seed` draws the order in which warps run.
-    pub fn new(arch: Arch, kernels: KernelCache, seed: u64) -> EmulatorExecutor {
+    pub fn new(arch: Arch, kernels: K, seed: u64) -> EmulatorExecutor<K> {
         EmulatorExecutor { arch, kernels, modules: HashMap::new(), seed, thread_instructions: 0 }
     }
 
@@ -59,7 +59,7 @@ pub fn parameters(planned: &Planned) -> Vec<Param> {
         .collect()
 }
 
-impl Executor for EmulatorExecutor {
+impl<K: Kernels> Executor for EmulatorExecutor<K> {
     fn name(&self) -> String {
         format!("emulator {}", self.arch)
     }

@@ -114,7 +114,15 @@ impl Nvrtc {
     /// What [`source::render`] returns, [`Error::Compile`] with NVRTC's log, and
     /// [`Error::Report`] when NVRTC returns no code.
     pub fn compile(&self, spec: &KernelSpec) -> Result<CompiledKernel, Error> {
-        let source = source::render(spec)?;
+        self.compile_source(spec, source::render(spec)?)
+    }
+
+    /// Compiles `source` as the kernel of `spec`: `mutate` brings changed text.
+    ///
+    /// # Errors
+    ///
+    /// As [`Nvrtc::compile`], less what rendering returns.
+    pub fn compile_source(&self, spec: &KernelSpec, source: Source) -> Result<CompiledKernel, Error> {
         let options: Vec<String> = [
             format!("--gpu-architecture={}", spec.arch),
             "--std=c++17".into(),
