@@ -5,7 +5,6 @@ use std::error::Error;
 
 use kda_codegen::Arch;
 use kda_reference::Gate;
-use kda_runtime::Kernels;
 use kda_tests::{Buffers, Case, Executor, Limits};
 
 use crate::cuda::{CudaExecutor, device_name};

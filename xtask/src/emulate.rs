@@ -10,7 +10,7 @@ use kda_emulator::{Launch, Memory, Module, Options, Param};
 use kda_runtime::{Plan, Planned, Policies};
 use kda_tests::{Buffers, Case, Executor, Faults};
 
-use crate::kernels::KernelCache;
+use crate::kernels::{KernelCache, Kernels};
 use crate::placed;
 
 /// Address distance between regions: far more than any of them holds.

@@ -10,7 +10,7 @@ use kda_codegen::{
     Arch, CompiledKernel, ConvLayout, EarlyReads, GateKind, KernelSpec, Mode, NullRule, StateDtype,
     source,
 };
-use kda_runtime::Kernels;
+use kda_runtime::{KernelBundle, Kernels, encode_bundle};
 use serde_json::{Value, json};
 
 use crate::kernels::{KernelCache, load_nvrtc};
@@ -50,6 +50,9 @@ pub struct Options {
     /// Folder to write to, one subfolder an architecture
     #[arg(long, default_value = "out")]
     out: PathBuf,
+    /// Write the cubins of every kernel into this one file, for engines to ship, and nothing else
+    #[arg(long, conflicts_with_all = ["source_only", "check"])]
+    bundle: Option<PathBuf>,
     /// Write nothing; fail if a file is missing or differs
     #[arg(long)]
     check: bool,
@@ -113,6 +116,9 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     if let Some(kernels) = &kernels {
         kernels.compile_all(&specs);
     }
+    if let (Some(path), Some(kernels)) = (&options.bundle, &kernels) {
+        return bundle(path, kernels, &specs);
+    }
     let mut files = 0;
     for spec in &specs {
         let folder = options.out.join(spec.arch.to_string());
@@ -136,6 +142,18 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     }
     let verb = if options.check { "unchanged" } else { "written" };
     println!("{files} files {verb} in {}", options.out.display());
+    Ok(())
+}
+
+fn bundle(path: &Path, kernels: &KernelCache, specs: &[KernelSpec]) -> Result<(), Box<dyn Error>> {
+    let bytes = encode_bundle(&kernels.kernels(specs)?)?;
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(format!("{} names no file", path.display()).into());
+    };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    write(folder, &name.to_string_lossy(), &bytes, false)?;
+    let kernels = KernelBundle::from_path(path)?.entries().count();
+    println!("{kernels} kernels, {} bytes written to {}", bytes.len(), path.display());
     Ok(())
 }
 

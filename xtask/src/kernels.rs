@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use kda_codegen::{CompiledKernel, Error, KernelSpec, Nvrtc};
-use kda_runtime::Kernels;
+use kda_runtime::Kernel;
 
 /// A folder this project may fill with libnvrtc.
 fn fetched_folder() -> PathBuf {
@@ -36,6 +36,22 @@ pub fn load_nvrtc() -> Result<Nvrtc, Error> {
     match fetched {
         Ok(status) if status.success() => Nvrtc::load(&folders),
         _ => Err(missing),
+    }
+}
+
+/// Kernels with their text and PTX, as the emulator takes them.
+pub trait Kernels {
+    /// The kernel of `spec`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Nvrtc::compile`].
+    fn kernel(&self, spec: &KernelSpec) -> Result<Arc<CompiledKernel>, Error>;
+}
+
+impl Kernels for KernelCache {
+    fn kernel(&self, spec: &KernelSpec) -> Result<Arc<CompiledKernel>, Error> {
+        KernelCache::kernel(self, spec)
     }
 }
 
@@ -71,10 +87,13 @@ impl KernelCache {
             }
         });
     }
-}
 
-impl Kernels for KernelCache {
-    fn kernel(&self, spec: &KernelSpec) -> Result<Arc<CompiledKernel>, Error> {
+    /// The kernel of `spec`, with its text and PTX.
+    ///
+    /// # Errors
+    ///
+    /// As [`Nvrtc::compile`].
+    pub fn kernel(&self, spec: &KernelSpec) -> Result<Arc<CompiledKernel>, Error> {
         let compiled = || self.0.compiled.lock().expect("no holder panics");
         if let Some(kernel) = compiled().get(spec) {
             return Ok(kernel.clone());
@@ -82,5 +101,11 @@ impl Kernels for KernelCache {
         let kernel = Arc::new(self.0.nvrtc.compile(spec)?);
         compiled().insert(*spec, kernel.clone());
         Ok(kernel)
+    }
+}
+
+impl kda_runtime::Kernels for KernelCache {
+    fn kernel(&self, spec: &KernelSpec) -> Result<Kernel, kda_runtime::Error> {
+        Kernel::compiled(&*KernelCache::kernel(self, spec)?)
     }
 }

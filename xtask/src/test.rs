@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use clap::Args;
 use kda_codegen::{Arch, KernelSpec};
-use kda_runtime::Kernels;
 
 use crate::kernels::{KernelCache, load_nvrtc};
 use crate::{placed, validate};

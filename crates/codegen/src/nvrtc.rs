@@ -6,7 +6,7 @@
 
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::nvrtc::{result as safe, sys};
 
@@ -16,8 +16,20 @@ use crate::{Error, KernelSpec, Source, source};
 /// [`Nvrtc::load`] only.
 pub const LIBRARY_VARIABLE: &str = "KDA_NVRTC";
 
-/// Oldest NVRTC that knows every instruction and target used here.
-const OLDEST: (i32, i32) = (12, 9);
+/// Oldest NVRTC, major and minor, that knows every instruction and target used here.
+pub const OLDEST: (i32, i32) = (12, 9);
+
+/// The options a specialisation is compiled with.
+pub fn options(spec: &KernelSpec) -> Vec<String> {
+    [
+        format!("--gpu-architecture={}", spec.arch),
+        "--std=c++17".into(),
+        // Every fused multiply-add is written out: the compiler decides nothing about bits.
+        "--fmad=false".into(),
+        "--ptxas-options=-v".into(),
+    ]
+    .into()
+}
 
 /// What ptxas reports about a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +71,8 @@ pub struct CompiledKernel {
     pub cubin: Vec<u8>,
     /// Options NVRTC was given.
     pub options: Vec<String>,
+    /// Version of the NVRTC that compiled it, major and minor.
+    pub nvrtc_version: (i32, i32),
     /// NVRTC's and ptxas' log.
     pub log: String,
     /// Read from the log; `None` when ptxas printed no report, as under `compute-sanitizer`.
@@ -82,6 +96,9 @@ impl Nvrtc {
     /// why the library that was found does not serve.
     pub fn load(folders: &[PathBuf]) -> Result<Nvrtc, Error> {
         static LOADED: OnceLock<(i32, i32)> = OnceLock::new();
+        static SEARCH: Mutex<()> = Mutex::new(());
+        // One search at a time; a panic in another leaves nothing half done.
+        let _searching = SEARCH.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(&version) = LOADED.get() {
             return Ok(Nvrtc { version });
         }
@@ -123,14 +140,7 @@ impl Nvrtc {
     ///
     /// As [`Nvrtc::compile`], less what rendering returns.
     pub fn compile_source(&self, spec: &KernelSpec, source: Source) -> Result<CompiledKernel, Error> {
-        let options: Vec<String> = [
-            format!("--gpu-architecture={}", spec.arch),
-            "--std=c++17".into(),
-            // Every fused multiply-add is written out: the compiler decides nothing about bits.
-            "--fmad=false".into(),
-            "--ptxas-options=-v".into(),
-        ]
-        .into();
+        let options = options(spec);
         let program = Program::new(&source.text, &source.entry)?;
         // SAFETY: the program is alive for the whole call.
         let compiled = unsafe { safe::compile_program(program.0, &options) };
@@ -148,7 +158,8 @@ impl Nvrtc {
             .output(sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN)
             .ok_or_else(|| missing("cubin"))?;
         let resources = parse_resources(&log);
-        Ok(CompiledKernel { spec: *spec, source, ptx, cubin, options, log, resources })
+        let nvrtc_version = self.version;
+        Ok(CompiledKernel { spec: *spec, source, ptx, cubin, options, nvrtc_version, log, resources })
     }
 }
 

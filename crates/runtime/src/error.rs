@@ -1,7 +1,11 @@
 //! Everything that can go wrong between a configuration and a launch. Owns the texts.
 
 use std::fmt;
+use std::path::PathBuf;
 
+use kda_codegen::Arch;
+
+use crate::bundle::{Defect, Difference};
 use crate::StepKind;
 
 /// Why a step could not be prepared or launched. Nothing was launched.
@@ -10,6 +14,45 @@ use crate::StepKind;
 pub enum Error {
     /// A kernel's specialisation is illegal or did not compile.
     Codegen(kda_codegen::Error),
+    /// No source has a kernel, and none may compile it.
+    KernelMissing {
+        /// Its entry point.
+        entry: String,
+        /// Its architecture.
+        arch: Arch,
+        /// Where the nearest kernel of a bundle differs first.
+        nearest: Option<Difference>,
+    },
+    /// A bundle cannot be read.
+    BundleUnreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A bundle is not whole.
+    BundleDamaged {
+        /// The file, or `bytes in memory`.
+        path: PathBuf,
+        /// What is wrong.
+        defect: Defect,
+    },
+    /// A bundle was made from other sources than this crate's, or with other settings.
+    BundleMismatch {
+        /// The file, or `bytes in memory`.
+        path: PathBuf,
+        /// The kernel that differs; `None` when all do.
+        entry: Option<String>,
+        /// The first field that differs.
+        difference: Difference,
+    },
+    /// The NVRTC that was found is not the required one.
+    NvrtcVersion {
+        /// Version found, major and minor.
+        found: (i32, i32),
+        /// Version required, major and minor.
+        required: (i32, i32),
+    },
     /// No kernel was prepared for a step's kind and size.
     PolicyMissing {
         /// Kind of the step.
@@ -121,6 +164,29 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Codegen(source) => write!(f, "{source}"),
+            Error::KernelMissing { entry, arch, nearest: None } => {
+                write!(f, "no source has {entry} for {arch}, and nvrtc is not among them")
+            }
+            Error::KernelMissing { entry, arch, nearest: Some(difference) } => write!(
+                f,
+                "no source has {entry} for {arch}, and nvrtc is not among them; nearest kernel of \
+                 the bundle: {difference}"
+            ),
+            Error::BundleUnreadable { path, source } => write!(f, "{}: {source}", path.display()),
+            Error::BundleDamaged { path, defect } => {
+                write!(f, "{} is no whole bundle: {defect}", path.display())
+            }
+            Error::BundleMismatch { path, entry: Some(entry), difference } => {
+                write!(f, "{} does not match for {entry}: {difference}", path.display())
+            }
+            Error::BundleMismatch { path, entry: None, difference } => {
+                write!(f, "{} does not match: {difference}", path.display())
+            }
+            Error::NvrtcVersion { found, required } => write!(
+                f,
+                "nvrtc {}.{} was found, {}.{} required",
+                found.0, found.1, required.0, required.1
+            ),
             Error::PolicyMissing { kind, requests, prepared: 0 } => {
                 write!(f, "no {kind} kernel is prepared, {requests} requests asked for one")
             }
@@ -170,6 +236,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Codegen(source) => Some(source),
+            Error::BundleUnreadable { source, .. } => Some(source),
             _ => None,
         }
     }

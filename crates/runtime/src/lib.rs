@@ -1,8 +1,7 @@
 //! One launch for a Kimi Delta Attention decode or verify step.
 //!
 //! ```no_run
-//! use kda_codegen::{EarlyReads, Nvrtc};
-//! use kda_runtime::{Config, Device, Policies, PreparedKda, StepKind};
+//! use kda_runtime::{Config, Device, KernelSources, Policies, PreparedKda, StepKind};
 //! # fn step() -> kda_runtime::Step { unimplemented!() }
 //! # let stream = std::ptr::null_mut();
 //! let device = Device::primary(0)?;
@@ -10,7 +9,7 @@
 //! let kinds = [StepKind::Decode, StepKind::Verify(4)];
 //! let policies = Policies::for_device(device.arch(), config.heads, config.early_reads, &kinds);
 //! // Compiles and loads; everything slow happens here.
-//! let kda = PreparedKda::prepare_caches(&device, stream, &config, &policies, &Nvrtc::load(&[])?)?;
+//! let kda = PreparedKda::prepare_caches(&device, stream, &config, &policies, &KernelSources::standard())?;
 //! // One kernel launch; fine inside a graph capture.
 //! // SAFETY: the step's buffers are live device memory of the stated sizes.
 //! unsafe { kda.run(stream, &step()) }?;
@@ -22,18 +21,27 @@
 //!
 //! [`Config`] holds a model's settings, [`Policies`] which schedule serves which batch, [`Step`]
 //! the operands. [`Plan`] turns a step into plain launch data without touching a device;
-//! [`PreparedKda`] hands that data to the CUDA driver.
+//! [`PreparedKda`] hands that data to the CUDA driver. [`KernelSources`] says where kernels come
+//! from: a [`KernelBundle`] that the engine ships, a [`DiskCache`], NVRTC.
 
+mod bundle;
+mod cache;
 mod config;
 mod device;
 mod error;
+mod kernels;
+mod key;
 mod prepared;
 mod step;
 
+pub use bundle::{Defect, Difference, KernelBundle, encode_bundle};
+pub use cache::{CACHE_VARIABLE, DiskCache};
 pub use config::{Config, Gate, Policies, Policy, StepKind};
 pub use device::{Device, Stream};
 pub use error::Error;
-pub use prepared::{FaultKind, Faults, KernelInfo, Kernels, PreparedKda};
+pub use kernels::{Kernel, KernelSources, Kernels, Origin};
+pub use key::KernelKey;
+pub use prepared::{FaultKind, Faults, KernelInfo, PreparedKda};
 pub use step::{
     Buffer, ConvCache, Plan, Planned, Projected, Rows, Slots, StatePool, Step, Weights,
 };

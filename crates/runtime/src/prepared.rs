@@ -1,11 +1,11 @@
-//! `PreparedKda`: compiles and loads in `prepare_caches`, launches in `run`.
+//! `PreparedKda`: gets and loads kernels in `prepare_caches`, launches in `run`.
 
-use std::sync::Arc;
-
-use kda_codegen::{CompiledKernel, KernelSpec, Nvrtc, Resources};
+use kda_codegen::{KernelSpec, Resources};
 
 use crate::device::{self, FaultMemory, Function};
-use crate::{Config, Device, Error, Plan, Policies, Step, Stream};
+use crate::{
+    Config, Device, Error, Kernel, KernelKey, Kernels, Origin, Plan, Policies, Step, Stream,
+};
 
 /// Why the kernel refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,22 +46,6 @@ impl Faults {
     }
 }
 
-/// Where compiled kernels come from.
-pub trait Kernels {
-    /// The kernel of `spec`.
-    ///
-    /// # Errors
-    ///
-    /// Whatever keeps it from being found or compiled.
-    fn kernel(&self, spec: &KernelSpec) -> Result<Arc<CompiledKernel>, kda_codegen::Error>;
-}
-
-impl Kernels for Nvrtc {
-    fn kernel(&self, spec: &KernelSpec) -> Result<Arc<CompiledKernel>, kda_codegen::Error> {
-        self.compile(spec).map(Arc::new)
-    }
-}
-
 /// What is known of one prepared kernel.
 #[derive(Clone, Debug)]
 pub struct KernelInfo {
@@ -69,7 +53,11 @@ pub struct KernelInfo {
     pub entry: String,
     /// Its specialisation.
     pub spec: KernelSpec,
-    /// What ptxas reported.
+    /// Digest of everything its code depends on.
+    pub key: KernelKey,
+    /// Where it came from.
+    pub origin: Origin,
+    /// What ptxas reported when it was compiled, if it did.
     pub resources: Option<Resources>,
 }
 
@@ -84,14 +72,16 @@ pub struct PreparedKda {
 }
 
 impl PreparedKda {
-    /// Compiles and loads every kernel that `policies` names. The only slow call: about 0.1 s a
-    /// kernel. `stream` is any stream of the device; it is only asked whether it is being
-    /// captured.
+    /// Gets every kernel that `policies` names from `kernels`, on all cores, and loads them. The
+    /// only slow call: about 0.1 s for a kernel that must be compiled. `stream` is any stream of
+    /// the device; it is only asked whether it is being captured.
     ///
     /// # Errors
     ///
-    /// [`Error::Capturing`] inside a capture; [`Error::Codegen`] when libnvrtc is missing or a
-    /// kernel does not compile; [`Error::IllegalSetting`]; [`Error::Cuda`].
+    /// [`Error::Capturing`] inside a capture; what `kernels` returns, for
+    /// [`KernelSources`](crate::KernelSources) [`Error::KernelMissing`], [`Error::BundleDamaged`],
+    /// [`Error::BundleMismatch`], [`Error::NvrtcVersion`], or [`Error::Codegen`] when libnvrtc is
+    /// missing or a kernel does not compile; [`Error::IllegalSetting`]; [`Error::Cuda`].
     pub fn prepare_caches(
         device: &Device,
         stream: Stream,
@@ -105,15 +95,15 @@ impl PreparedKda {
         }
         let mut functions = Vec::new();
         let mut info = Vec::new();
-        for spec in plan.kernels() {
-            let kernel = kernels.kernel(spec)?;
-            let CompiledKernel { source, cubin, resources, .. } = &*kernel;
+        for kernel in kernels.kernels(plan.kernels())? {
+            let Kernel { spec, entry, key, cubin, nvrtc_version: _, resources, origin } = kernel;
             let function = device.with_context(|| {
-                Function::load(device, cubin, &source.entry, spec.arch.has_clusters())
+                Function::load(device, &cubin, &entry, spec.arch.has_clusters())
             })?;
-            log::info!("prepared {}: {resources:?}", source.entry);
+            let report = resources.map_or("no report".into(), |resources| resources.to_string());
+            log::info!("prepared {entry}: {origin}, {report}");
             functions.push(function);
-            info.push(KernelInfo { entry: source.entry.clone(), spec: *spec, resources: *resources });
+            info.push(KernelInfo { entry, spec, key, origin, resources });
         }
         let faults = device.with_context(|| FaultMemory::new(device))?;
         Ok(PreparedKda { device: device.clone(), plan, functions, info, faults })
