@@ -20,9 +20,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
 
     // Weights: nobody writes them while the model runs, so they are read ahead of the dependency.
     GateWeights gate_weights;
-    load_gate_weights(gate_weights, f_b, a_log, dt_bias, head, rank);
+    if constexpr (EARLY_WEIGHTS) load_gate_weights(gate_weights, f_b, a_log, dt_bias, head, rank);
     ConvWeights conv_weights;
-    load_conv_weights(conv_weights, conv_weight, conv_bias, head, rank);
+    if constexpr (EARLY_WEIGHTS) load_conv_weights(conv_weights, conv_weight, conv_bias, head, rank);
     const float norm_weight = load_weight(norm + rank * ROWS + own_row());
 
     if constexpr (SLOT_HINTS && !EARLY_CACHES) {
@@ -41,17 +41,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
         }
     }
 
+    // The barriers of every block are initialised before any block stores into another.
+    if constexpr (VALUE_SPLIT > 1) cluster_wait();
     if constexpr (!EARLY_CACHES) dependency_wait();
-    const RequestSlots own = load_slots(slots, accepted, request, lane, geometry);
+    const int* slot_row = slots + (i64)request * geometry.slots_stride;
+    const SlotValues slot_values = load_slots(slot_row, accepted + request, lane, geometry);
 
-    GateInput gate_input[CHUNK];
+    GateInput gate_input;
     ConvInputs conv_inputs;
     bf16_bits output_gate_bits[OUTPUT_TOKENS];
     bf16_bits beta_bits;  // lane t holds token t's
     auto load_chunk = [&](int first) {
-#pragma unroll
-        for (int t = 0; t < CHUNK; ++t)
-            load_gate_input(gate_input[t], f_a + (first_row + min(first + t, TOKENS - 1)) * geometry.f_a_pitch);
+        load_gate_input(gate_input, f_a + first_row * geometry.f_a_pitch, first, geometry.f_a_pitch);
         load_raw(conv_inputs, qkv + first_row * geometry.qkv_pitch, first, head, rank, geometry.qkv_pitch);
     };
     auto load_projected = [&]() {
@@ -65,11 +66,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
         }
     };
     if constexpr (!EARLY_CACHES) load_projected();
+    const RequestSlots own = resolve_slots(slot_values, slot_row, lane, geometry);
 
     bf16_bits* out_row = out + head * HEAD_DIM + rank * ROWS + own_row();
     if (!own.live) {
         if constexpr (EARLY_CACHES) dependency_wait();
-        if constexpr (VALUE_SPLIT > 1) cluster_wait();
 #pragma unroll
         for (int n = 0; n < OUTPUT_TOKENS; ++n) {
             int t = n * ROW_COPIES + lane % ROW_COPIES;
@@ -89,13 +90,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
         load_projected();
     }
 
-    // The barriers of every block are initialised before any block stores into another.
-    if constexpr (VALUE_SPLIT > 1) cluster_wait();
 #pragma unroll 1
     for (int first = 0; first < TOKENS; first += CHUNK) {
         if (first > 0) load_chunk(first);
-        compute_gates(shared, gate_weights, gate_input, first, lower_bound, rank);
-        convolve(shared, conv_inputs, conv_weights, first, rank);
+        if constexpr (!EARLY_WEIGHTS) load_gate_weights(gate_weights, f_b, a_log, dt_bias, head, rank);
+        stage_gate_input(shared, gate_input, first);
+        // F_A of the chunk is in shared memory.
+        __syncthreads();
+        compute_gates(shared, gate_weights, first, lower_bound, rank);
+        if constexpr (!EARLY_WEIGHTS) load_conv_weights(conv_weights, conv_weight, conv_bias, head, rank);
+        convolve(shared, conv_inputs, conv_weights, first);
     }
     // With several chunks the registers go to their inputs first.
     if constexpr (TOKENS > CHUNK) load_state(state, source, head, rank);
@@ -105,33 +109,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     for (int n = 0; n < OUTPUT_TOKENS; ++n)
         output_factor[n] = __fmul_rn(norm_weight, sigmoid_fast(widen(output_gate_bits[n])));
 
-    // q, k, v, the line and (unless the cluster shares them) the gates are in shared memory.
+    // q, k, v and (unless the cluster shares them) the gates are in shared memory.
     __syncthreads();
     if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);
 
+    float single_output = 0.0f;
 #pragma unroll
     for (int t = 0; t < TOKENS; ++t) {
         float beta = TOKENS == 1 ? own_beta : __shfl_sync(FULL_WARP, own_beta, t);
-        float output = delta_rule(state, shared, t, beta, shared.v[t][own_row()], scale);
+        float output = delta_rule(state, shared, t, beta, shared.v(t)[own_row()], scale);
         send_partial(shared, t, group_square(output), rank);
-        int checkpoint = TOKENS == 1 ? own.own : __shfl_sync(FULL_WARP, own.own, t);
+        int checkpoint = TOKENS == 1 ? own.window : __shfl_sync(FULL_WARP, own.own, t);
         store_state(state, state_pool + checkpoint * geometry.state_slot_stride, head, rank, !is_null(checkpoint));
-        // Every copy of the row has read v; its place now keeps the output.
-        __syncwarp();
-        if (lane % ROW_COPIES == 0) shared.v[t][own_row()] = output;
+        if constexpr (TOKENS == 1) {
+            single_output = output;
+        } else {
+            // Every copy of the row has read v; its place now keeps the output.
+            __syncwarp();
+            if (lane % ROW_COPIES == 0) shared.v(t)[own_row()] = output;
+        }
     }
 
     // All partial sums of the cluster are here, and with them every block has read its window.
     if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);
     else __syncthreads();
     __syncwarp();
+    const float single_factor = TOKENS == 1 ? inverse_norm_by_lanes(shared.partial[0], eps) : 0.0f;
 #pragma unroll
     for (int n = 0; n < OUTPUT_TOKENS; ++n) {
         int t = n * ROW_COPIES + lane % ROW_COPIES;
         if (t < TOKENS) {
-            float value = __fmul_rn(shared.v[t][own_row()], inverse_norm(shared.partial[t], eps));
+            float factor = TOKENS == 1 ? single_factor : inverse_norm(shared.partial[t], eps);
+            float value = __fmul_rn(TOKENS == 1 ? single_output : shared.v(t)[own_row()], factor);
             store_bits(out_row + (first_row + t) * geometry.out_stride, round_bf16(__fmul_rn(value, output_factor[n])));
         }
     }
-    store_line(shared, line, head, rank, geometry);
+    store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line, head, rank, geometry);
 }

@@ -1,15 +1,15 @@
 // Global memory: loads that keep their place, stores, prefetch. No model terms.
-// `volatile` keeps ptxas' input in program order: a load the compiler sinks to its use costs a
-// memory latency.
+// `asm volatile` keeps ptxas' input in program order, and `ld.volatile` keeps ptxas from sinking a
+// load behind a branch on another load: each costs a memory latency.
 __device__ __forceinline__ bf16_bits load_bits(const bf16_bits* address) {
     bf16_bits bits;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(address));
+    asm volatile("ld.volatile.global.b16 %0, [%1];" : "=h"(bits) : "l"(address));
     return bits;
 }
 
 __device__ __forceinline__ int load_int(const int* address) {
     int value;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(address));
+    asm volatile("ld.volatile.global.b32 %0, [%1];" : "=r"(value) : "l"(address));
     return value;
 }
 
@@ -25,13 +25,6 @@ __device__ __forceinline__ uint4 load_weights8(const bf16_bits* address) {
     asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                  : "l"(address));
-    return value;
-}
-
-// Four bf16 values at 8-byte alignment.
-__device__ __forceinline__ uint2 load_bits4(const bf16_bits* address) {
-    uint2 value;
-    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
     return value;
 }
 

@@ -6,6 +6,13 @@ __device__ __forceinline__ float shuffle_xor(float value, int offset) {
     return __shfl_xor_sync(FULL_WARP, value, offset);
 }
 
+// The value of a warp whose lanes agree, in a uniform register.
+__device__ __forceinline__ int uniform(int value) {
+    int same;
+    asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(same) : "r"(value));
+    return same;
+}
+
 // The part of the tree inside one lane. Lane l of 8 holds partials l, l+8, l+16, l+24.
 __device__ __forceinline__ float lane_tree(const float (&partial)[1]) { return partial[0]; }
 __device__ __forceinline__ float lane_tree(const float (&partial)[4]) {

@@ -8,7 +8,8 @@ constexpr int ROWS = HEAD_DIM / VALUE_SPLIT;       // value rows of this block
 constexpr int CHANNELS = 2 * HEAD_DIM + ROWS;      // conv channels of this block
 constexpr int CONV_PASSES = (CHANNELS + THREADS - 1) / THREADS;
 constexpr int CHUNK = TOKENS < 4 ? TOKENS : 4;     // tokens whose inputs a thread holds at once
-constexpr int LINE = TOKENS + CONV_WIDTH - 2;      // conv cache positions a step writes
+
+static_assert(CHANNELS == QKV_CHANNELS, "shared q, k, v hold the channels of a block");
 
 struct ConvChannel {
     int part;    // 0 q, 1 k, 2 v
@@ -43,6 +44,7 @@ __device__ __forceinline__ void load_conv_weights(ConvWeights& w, const float* w
 
 struct ConvInputs {
     bf16_bits window[CONV_PASSES][CONV_WIDTH - 1];  // the three inputs before `raw`
+    bf16_bits opening[CONV_PASSES][CONV_WIDTH - 2]; // the two that open the new line
     bf16_bits raw[CONV_PASSES][CHUNK];
 };
 
@@ -77,38 +79,27 @@ __device__ __forceinline__ void load_raw(ConvInputs& in, const bf16_bits* qkv, i
 
 __device__ __forceinline__ float silu(float y) { return __fmul_rn(y, sigmoid_fast(y)); }
 
-// Fills shared q, k, v of tokens first .. first + CHUNK - 1 and their part of the new conv line,
-// and moves the window past them.
-__device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const ConvWeights& w, int first,
-                                         int rank) {
+// Fills shared q, k, v of tokens first .. first + CHUNK - 1 and moves the window past them.
+__device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const ConvWeights& w, int first) {
 #pragma unroll
     for (int pass = 0; pass < CONV_PASSES; ++pass) {
         int i = pass * THREADS + threadIdx.x;
-        if (i >= CHANNELS) break;
-        ConvChannel c = conv_channel(i, rank);
-        int row = c.in_head - rank * ROWS;
-        bool owned = row >= 0 && row < ROWS;
-        bf16_bits* line = shared.line + (c.part * ROWS + row) * LINE;
         float tap[CHUNK + CONV_WIDTH - 1];
 #pragma unroll
-        for (int n = 0; n < CHUNK + CONV_WIDTH - 1; ++n) {
-            bf16_bits bits = n < CONV_WIDTH - 1 ? in.window[pass][n] : in.raw[pass][n - CONV_WIDTH + 1];
-            tap[n] = widen(bits);
-            // The window's last two taps open the line; later chunks find them written.
-            bool fresh = n >= CONV_WIDTH - 1 || (n >= 1 && first == 0);
-            if (owned && fresh && first + n - 1 < LINE) line[first + n - 1] = bits;
+        for (int n = 0; n < CONV_WIDTH - 1; ++n) {
+            tap[n] = widen(in.window[pass][n]);
+            if (n >= 1 && first == 0) in.opening[pass][n - 1] = in.window[pass][n];
         }
-        float* output = c.part == 0   ? shared.q[0] + c.in_head
-                        : c.part == 1 ? shared.k[0] + c.in_head
-                                      : shared.v[0] + row;
-        int stride = c.part == 2 ? ROWS : HEAD_DIM;
+#pragma unroll
+        for (int t = 0; t < CHUNK; ++t) tap[CONV_WIDTH - 1 + t] = widen(in.raw[pass][t]);
 #pragma unroll
         for (int t = 0; t < CHUNK; ++t) {
             float y = CONV_BIAS ? __fmaf_rn(w.tap[pass][0], tap[t], w.bias[pass])
                                 : __fmul_rn(w.tap[pass][0], tap[t]);
 #pragma unroll
             for (int n = 1; n < CONV_WIDTH; ++n) y = __fmaf_rn(w.tap[pass][n], tap[t + n], y);
-            if (first + t < TOKENS) output[(first + t) * stride] = silu(y);
+            y = silu(y);
+            if (i < CHANNELS && first + t < TOKENS) shared.qkv[first + t][i] = y;
         }
 #pragma unroll
         for (int n = 0; n < CONV_WIDTH - 1; ++n)
@@ -117,15 +108,26 @@ __device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const C
     }
 }
 
-// Every block of the cluster has read its window by now: the norm exchange orders it.
-__device__ __forceinline__ void store_line(const Shared& shared, bf16_bits* line, int head, int rank,
-                                           const KdaGeometry& geometry) {
-    constexpr int OWNED = 3 * ROWS;
-    for (int i = threadIdx.x; i < OWNED * LINE; i += THREADS) {
-        int owned = CONV_TOKEN_FIRST ? i % OWNED : i / LINE;
-        int position = CONV_TOKEN_FIRST ? i / OWNED : i % LINE;
-        int part = owned / ROWS;
-        int column = part * DIM + head * HEAD_DIM + rank * ROWS + owned % ROWS;
-        store_bits(line + conv_offset(column, position, geometry), shared.line[owned * LINE + position]);
+// Writes the new line of the channels whose index within the head is one of this block's rows:
+// two taps of the window, then the raw inputs. Every block of the cluster has read its window by
+// now: the norm exchange orders it.
+__device__ __forceinline__ void store_line(const ConvInputs& in, const bf16_bits* qkv, i64 pitch, bf16_bits* line,
+                                           int head, int rank, const KdaGeometry& geometry) {
+#pragma unroll
+    for (int pass = 0; pass < CONV_PASSES; ++pass) {
+        int i = pass * THREADS + threadIdx.x;
+        ConvChannel c = conv_channel(i, rank);
+        int row = c.in_head - rank * ROWS;
+        if (i >= CHANNELS || row < 0 || row >= ROWS) continue;
+        int column = c.part * DIM + head * HEAD_DIM + c.in_head;
+#pragma unroll
+        for (int n = 0; n < CONV_WIDTH - 2; ++n)
+            store_bits(line + conv_offset(column, n, geometry), in.opening[pass][n]);
+#pragma unroll
+        for (int t = 0; t < TOKENS; ++t) {
+            // Registers hold the last chunk only.
+            bf16_bits bits = TOKENS <= CHUNK ? in.raw[pass][t] : load_bits(qkv + column + t * pitch);
+            store_bits(line + conv_offset(column, CONV_WIDTH - 2 + t, geometry), bits);
+        }
     }
 }

@@ -60,13 +60,13 @@ __device__ __forceinline__ float row_dot(const float4 (&a)[VECTORS], const float
 }
 
 // One token on this thread's rows. `v` is the own row's value; returns the own row's output.
-__device__ __forceinline__ float delta_rule(RowState& state, const Shared& shared, int token, float beta,
+__device__ __forceinline__ float delta_rule(RowState& state, Shared& shared, int token, float beta,
                                             float v, float scale) {
     float4 q[VECTORS], k[VECTORS], decay[VECTORS];
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
-        q[j] = load_shared4(shared.q[token], j);
-        k[j] = load_shared4(shared.k[token], j);
+        q[j] = load_shared4(shared.q(token), j);
+        k[j] = load_shared4(shared.k(token), j);
         decay[j] = load_shared4(shared.decay[token], j);
     }
     float q_factor = __fmul_rn(rsqrt_accurate(__fadd_rn(row_dot(q, q), 1e-6f)), scale);

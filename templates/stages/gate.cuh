@@ -38,38 +38,41 @@ __device__ __forceinline__ void load_gate_weights(GateWeights& w, const bf16_bit
     w.dt_bias = load_weight(dt_bias + head * HEAD_DIM + own_gate(rank));
 }
 
+// F_A passes through shared memory: one load a thread, whatever the alignment of its rows.
+constexpr int INPUT_PASSES = (CHUNK * GATE_RANK + THREADS - 1) / THREADS;
+
 struct GateInput {
-    u32 pair[GATE_LANES];  // this lane's 16 F_A values
+    bf16_bits bits[INPUT_PASSES];
 };
 
-__device__ __forceinline__ void load_gate_input(GateInput& in, const bf16_bits* f_a) {
-    const bf16_bits* run = f_a + threadIdx.x % GATE_LANES * 8;
-    if (((u64)f_a & 7) == 0) {
+// F_A of tokens first .. first + CHUNK - 1; those past the last repeat it.
+__device__ __forceinline__ void load_gate_input(GateInput& in, const bf16_bits* f_a, int first, i64 pitch) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            uint2 four = load_bits4(run + i / 2 * (GATE_RANK / 2) + i % 2 * 4);
-            in.pair[2 * i] = four.x;
-            in.pair[2 * i + 1] = four.y;
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const bf16_bits* two = run + i / 4 * (GATE_RANK / 2) + i % 4 * 2;
-            in.pair[i] = (u32)load_bits(two) | (u32)load_bits(two + 1) << 16;
-        }
+    for (int pass = 0; pass < INPUT_PASSES; ++pass) {
+        int i = pass * THREADS + threadIdx.x;
+        int token = min(first + i / GATE_RANK, TOKENS - 1);
+        in.bits[pass] = load_bits(f_a + token * pitch + i % GATE_RANK);
     }
 }
 
-__device__ __forceinline__ float dot_run(uint4 weights, const u32* pair) {
-    const u32 word[4] = {weights.x, weights.y, weights.z, weights.w};
-    float sum = __fmul_rn(widen_low(word[0]), widen_low(pair[0]));
-    sum = __fmaf_rn(widen_high(word[0]), widen_high(pair[0]), sum);
+__device__ __forceinline__ void stage_gate_input(Shared& shared, const GateInput& in, int first) {
 #pragma unroll
-    for (int i = 1; i < 4; ++i) {
-        sum = __fmaf_rn(widen_low(word[i]), widen_low(pair[i]), sum);
-        sum = __fmaf_rn(widen_high(word[i]), widen_high(pair[i]), sum);
+    for (int pass = 0; pass < INPUT_PASSES; ++pass) {
+        int i = pass * THREADS + threadIdx.x;
+        if (first + i / GATE_RANK < TOKENS) shared.f_a[first + i / GATE_RANK][i % GATE_RANK] = in.bits[pass];
     }
-    return sum;
+}
+
+// Sum of eight products in order.
+__device__ __forceinline__ float dot_run(uint4 a, uint4 b) {
+    float sum = __fmul_rn(widen_low(a.x), widen_low(b.x));
+    sum = __fmaf_rn(widen_high(a.x), widen_high(b.x), sum);
+    sum = __fmaf_rn(widen_low(a.y), widen_low(b.y), sum);
+    sum = __fmaf_rn(widen_high(a.y), widen_high(b.y), sum);
+    sum = __fmaf_rn(widen_low(a.z), widen_low(b.z), sum);
+    sum = __fmaf_rn(widen_high(a.z), widen_high(b.z), sum);
+    sum = __fmaf_rn(widen_low(a.w), widen_low(b.w), sum);
+    return __fmaf_rn(widen_high(a.w), widen_high(b.w), sum);
 }
 
 // exp(lower_bound sigmoid(a (g + dt_bias))). The exponent is kept in two parts: an f32 exponent of
@@ -103,18 +106,20 @@ __device__ __forceinline__ float decay_softplus(float g, float a_log, float a, f
 }
 
 // Computes this block's gates of tokens first .. first + CHUNK - 1 and hands them to whoever needs them.
-__device__ __forceinline__ void compute_gates(Shared& shared, const GateWeights& w, const GateInput (&input)[CHUNK],
-                                              int first, float lower_bound, int rank) {
+__device__ __forceinline__ void compute_gates(Shared& shared, const GateWeights& w, int first, float lower_bound,
+                                              int rank) {
     int group = threadIdx.x / GATE_LANES;
     int lane = threadIdx.x % GATE_LANES;
     int gate = own_gate(rank);
     float a = exp_accurate(min_nan(max_nan(w.a_log, -87.0f), 88.72283f), 0.0f);
 #pragma unroll
     for (int t = 0; t < CHUNK; ++t) {
+        const uint4* row = reinterpret_cast<const uint4*>(shared.f_a[min(first + t, TOKENS - 1)]);
+        uint4 low = row[lane], high = row[lane + GATE_LANES];
         float sum[GATE_PASSES];
 #pragma unroll
         for (int pass = 0; pass < GATE_PASSES; ++pass)
-            sum[pass] = __fadd_rn(dot_run(w.f_b[pass][0], input[t].pair), dot_run(w.f_b[pass][1], input[t].pair + 4));
+            sum[pass] = __fadd_rn(dot_run(w.f_b[pass][0], low), dot_run(w.f_b[pass][1], high));
         float g = reduce_transposed<GATE_LANES>(sum, lane);
         float decay = LOWER_BOUND_GATE ? decay_lower_bound(g, a, w.dt_bias, lower_bound)
                                        : decay_softplus(g, w.a_log, a, w.dt_bias);

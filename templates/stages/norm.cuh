@@ -31,6 +31,12 @@ __device__ __forceinline__ void send_partial(Shared& shared, int token, float sq
     }
 }
 
+// The same tree, one partial sum a lane.
+__device__ __forceinline__ float inverse_norm_by_lanes(const float (&partial)[NORM_PARTIALS], float eps) {
+    float sum = reduce_all<32>(partial[threadIdx.x % 32]);
+    return rsqrt_accurate(__fmaf_rn(sum, 1.0f / HEAD_DIM, eps));
+}
+
 __device__ __forceinline__ float inverse_norm(const float (&partial)[NORM_PARTIALS], float eps) {
     float sum[NORM_PARTIALS];
 #pragma unroll

@@ -10,6 +10,12 @@ struct FaultRecord {
 
 __device__ __forceinline__ bool is_null(int slot) { return NULL_NON_POSITIVE ? slot <= 0 : slot < 0; }
 
+// As loaded: nothing has been looked at yet.
+struct SlotValues {
+    int own;       // lane l holds column l, or the last one
+    int accepted;
+};
+
 struct RequestSlots {
     int own;           // lane t holds the checkpoint slot of token t
     int window;        // slot of the conv line: column 0
@@ -19,34 +25,43 @@ struct RequestSlots {
     bool live;
 };
 
-__device__ __forceinline__ RequestSlots load_slots(const int* slots, const int* accepted, int request,
-                                                   int lane, const KdaGeometry& geometry) {
+// threadIdx.y is 0, but not for the compiler: it would move a slot that it knows to be uniform to a
+// uniform register at once, and wait for it ahead of every load after it.
+__device__ __forceinline__ SlotValues load_slots(const int* row, const int* accepted, int lane,
+                                                 const KdaGeometry& geometry) {
+    SlotValues values;
+    values.own = load_int(row + (VERIFY ? min(lane, geometry.columns - 1) : 0) + threadIdx.y);
+    values.accepted = VERIFY ? load_int(accepted + threadIdx.y) : 1;
+    return values;
+}
+
+// What the request does. Waits for the values.
+__device__ __forceinline__ RequestSlots resolve_slots(const SlotValues& values, const int* row, int lane,
+                                                      const KdaGeometry& geometry) {
     RequestSlots r;
-    const int* row = slots + (i64)request * geometry.slots_stride;
-    if constexpr (TOKENS == 1 && !VERIFY) {
-        r.own = r.window = r.source = load_int(row);
+    r.own = values.own;
+    if constexpr (!VERIFY) {
+        r.own = r.window = r.source = uniform(values.own);
         r.window_start = 0;
-        bool null = is_null(r.window);
-        r.fault = !null && r.window >= geometry.pool_slots ? FAULT_SLOT : FAULT_NONE;
-        r.live = !null && r.fault == FAULT_NONE;
+        r.fault = !is_null(r.window) && r.window >= geometry.pool_slots ? FAULT_SLOT : FAULT_NONE;
     } else {
-        int count = load_int(accepted + request);
-        r.own = load_int(row + min(lane, TOKENS - 1));
-        r.window = __shfl_sync(FULL_WARP, r.own, 0);
-        bool null = is_null(r.window);
+        int count = uniform(values.accepted);
+        r.window = uniform(__shfl_sync(FULL_WARP, values.own, 0));
         bool counted = count >= 1 && count <= geometry.columns;
-        r.source = load_int(row + (counted ? count - 1 : 0));
         r.window_start = counted ? count - 1 : 0;
-        bool outside = __any_sync(FULL_WARP, r.own >= geometry.pool_slots);
+        // A warp holds the first 32 columns.
+        r.source = uniform(r.window_start < 32 ? __shfl_sync(FULL_WARP, values.own, r.window_start)
+                                               : load_int(row + r.window_start));
+        bool outside = __any_sync(FULL_WARP, lane < TOKENS && r.own >= geometry.pool_slots);
         r.fault = FAULT_NONE;
-        if (!null) {
+        if (!is_null(r.window)) {
             if (outside) r.fault = FAULT_SLOT;
             else if (!counted) r.fault = FAULT_ACCEPTED;
             else if (is_null(r.source)) r.fault = FAULT_NULL_SOURCE;
             else if (r.source >= geometry.pool_slots) r.fault = FAULT_SLOT;
         }
-        r.live = !null && r.fault == FAULT_NONE;
     }
+    r.live = !is_null(r.window) && r.fault == FAULT_NONE;
     return r;
 }
 

@@ -43,23 +43,33 @@ impl KernelSpec {
         128 * 128 / self.mode.value_split / self.mode.threads
     }
 
+    /// Whether a thread holds its share of F_B from before the dependency wait. Where the share is
+    /// large the registers go to the state: F_B is shared by all requests and hot in L2.
+    pub(crate) fn early_weights(&self) -> bool {
+        self.gate_registers() <= 16 && self.mode.value_split > 1
+    }
+
+    /// Registers of a thread's share of F_B.
+    fn gate_registers(&self) -> u32 {
+        let gates = match self.mode.gate_schedule {
+            GateSchedule::Block => 128,
+            GateSchedule::Cluster => 128 / self.mode.value_split,
+        };
+        gates.div_ceil(self.mode.threads / 8) * 8
+    }
+
     /// Resident blocks per multiprocessor that the compiler sets the register budget for: the
     /// largest number at which the values in flight fit, by an estimate that NVRTC's reports of
     /// all modes agree with.
     pub(crate) fn min_blocks(&self) -> u32 {
         let mode = &self.mode;
-        let gates = match mode.gate_schedule {
-            GateSchedule::Block => 128,
-            GateSchedule::Cluster => 128 / mode.value_split,
-        };
-        let gate_weights = gates.div_ceil(mode.threads / 8) * 8;
+        let gates = if self.early_weights() { self.gate_registers() } else { 0 };
         let channels = 256 + 128 / mode.value_split;
         let conv = channels.div_ceil(mode.threads) * 8;
         let chunk = self.tokens.min(4) as u32 * 8;
-        let in_flight = self.state_registers() + gate_weights + conv + chunk + 24;
+        let in_flight = self.state_registers() + gates + conv + chunk + 24;
         let registers = match in_flight {
-            0..=90 if self.tokens == 1 => 64,
-
+            0..=90 if self.tokens == 1 && mode.threads == 512 => 64,
             0..=184 => 128,
             _ => 255,
         };
