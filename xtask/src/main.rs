@@ -6,6 +6,7 @@ mod demo;
 mod emulate;
 mod generate;
 mod kernels;
+mod mutate;
 mod placed;
 mod test;
 mod validate;
@@ -33,6 +34,9 @@ enum Verb {
     Validate(validate::Options),
     /// Everything that needs no GPU: unit and property tests, every kernel compiled, the emulator
     Test(test::Options),
+    /// Prove every barrier, wait, fence and bounds check of the templates necessary: delete each
+    /// and expect the emulated validation to fail
+    Mutate(mutate::Options),
     /// Time steps on the GPU: layers in one graph, cold caches, checked outputs
     Bench(bench::Options),
 }
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
         Verb::Gen(options) => generate::run(&options),
         Verb::Validate(options) => validate::run(&options),
         Verb::Test(options) => test::run(&options),
+        Verb::Mutate(options) => mutate::run(&options),
         Verb::Bench(options) => bench::run(&options),
     };
     match result {

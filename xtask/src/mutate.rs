@@ -1,0 +1,630 @@
+//! `mutate`: every barrier, wait, fence and bounds check of the templates is deleted or weakened,
+//! one at a time, and the emulated validation must notice. Owns the list of mutations and the scan
+//! that keeps it complete; holds no judgement of its own.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use clap::Args;
+use kda_codegen::{
+    Arch, CompiledKernel, EarlyReads, GateSchedule, KernelSpec, Nvrtc, Source, source,
+};
+use kda_tests::rng::Rng;
+use kda_tests::{Buffers, Case, Executor, Faults, Limits, judge};
+
+use crate::emulate::EmulatorExecutor;
+use crate::kernels::{KernelCache, Kernels, load_nvrtc};
+use crate::placed;
+
+#[derive(Args)]
+pub struct Options {
+    /// Only check that every text occurs once, and that every barrier, wait, fence and bounds check
+    /// is in the list
+    #[arg(long)]
+    check: bool,
+    /// Only the mutations whose name contains this
+    #[arg(long)]
+    only: Option<String>,
+    /// Cases after which a mutation has survived
+    #[arg(long, default_value_t = 240)]
+    cases: u64,
+    /// Seed of the cases; `validate --jobs 1` with the same seed runs the same ones
+    #[arg(long, default_value_t = 0x6b6461)]
+    seed: u64,
+    /// Different specialisations the cases share
+    #[arg(long, default_value_t = 64)]
+    specialisations: u64,
+    /// Mutations run side by side
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+}
+
+/// The architecture whose kernels have all of it: clusters, dependent launch, early reads.
+const ARCH: Arch = Arch::Sm90a;
+
+/// One change of one place.
+struct Mutation {
+    name: &'static str,
+    /// Template file, as the rendered text names it.
+    file: &'static str,
+    /// Occurs once in the file.
+    find: &'static str,
+    with: &'static str,
+    /// Kernels that may hold the place; others are not tried.
+    kernels: fn(&KernelSpec) -> bool,
+    /// Why nothing can notice, where nothing can. See `docs/emulator.md`.
+    survives: Option<&'static str>,
+}
+
+const fn change(
+    name: &'static str,
+    file: &'static str,
+    kernels: fn(&KernelSpec) -> bool,
+    find: &'static str,
+    with: &'static str,
+) -> Mutation {
+    Mutation { name, file, find, with, kernels, survives: None }
+}
+
+impl Mutation {
+    const fn survives(mut self, reason: &'static str) -> Mutation {
+        self.survives = Some(reason);
+        self
+    }
+}
+
+const STEP: &str = "kda_step.cu";
+const CLUSTER: &str = "primitives/cluster.cuh";
+const MEMORY: &str = "primitives/memory.cuh";
+const SLOTS: &str = "stages/slots.cuh";
+const CONV: &str = "stages/conv.cuh";
+const GATE: &str = "stages/gate.cuh";
+const NORM: &str = "stages/norm.cuh";
+
+fn all(_: &KernelSpec) -> bool {
+    true
+}
+fn single(spec: &KernelSpec) -> bool {
+    spec.mode.value_split == 1
+}
+fn cluster(spec: &KernelSpec) -> bool {
+    spec.mode.value_split > 1
+}
+fn shared_gate(spec: &KernelSpec) -> bool {
+    spec.mode.gate_schedule == GateSchedule::Cluster
+}
+fn hints(spec: &KernelSpec) -> bool {
+    spec.mode.slot_hints
+}
+fn early(spec: &KernelSpec) -> bool {
+    spec.early_reads == EarlyReads::Caches
+}
+fn late(spec: &KernelSpec) -> bool {
+    !early(spec)
+}
+fn decode(spec: &KernelSpec) -> bool {
+    !spec.verify
+}
+fn verify(spec: &KernelSpec) -> bool {
+    spec.verify
+}
+fn several(spec: &KernelSpec) -> bool {
+    spec.tokens > 1
+}
+fn chunks(spec: &KernelSpec) -> bool {
+    spec.tokens > 4
+}
+
+/// Text of which every occurrence in a statement of a template must be part of a mutation that
+/// removes it. Loop heads, compile-time lines, comments and declarations are no statements.
+const GUARDED: &[&str] = &[
+    // Barriers, waits and fences.
+    "__syncthreads(",
+    "__syncwarp(",
+    "cluster_arrive(",
+    "cluster_wait(",
+    "barrier_init_fence(",
+    "barrier_expect(",
+    "barrier_wait(",
+    "dependency_wait(",
+    "griddepcontrol.",
+    "barrier.cluster.",
+    "fence.",
+    "mbarrier.init",
+    "mbarrier.arrive",
+    "mbarrier.try_wait",
+    ".acquire.",
+    "bra again",
+    // Bounds.
+    "min(",
+    "is_null(",
+    "pool_slots",
+    "geometry.columns",
+    "count >= 1",
+    "counted ?",
+    "!counted",
+    "outside)",
+    "own.live",
+    ">= TOKENS",
+    "< TOKENS",
+    ">= CHANNELS",
+    "% CHANNELS",
+    ">= GATE_ROWS",
+    "row < 0",
+    "row >= ROWS",
+    "n >= 1",
+    "first == 0",
+    "< CHANNELS",
+    "window_start < 32",
+    "(enabled)",
+    // One writer of several threads that could write.
+    "threadIdx.x == 0",
+    "blockIdx.x == 0",
+    "own.fault != FAULT_NONE",
+    "% ROW_COPIES == 0",
+    "% GATE_COPIES == 0",
+    "group_copy()",
+];
+
+/// Runs or checks the list.
+///
+/// # Errors
+///
+/// A text that does not occur once, a place that no mutation covers, a mutation that survives
+/// without a reason or is caught in spite of one.
+pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    check()?;
+    if options.check {
+        println!("{} mutations, every guarded place covered", MUTATIONS.len());
+        return Ok(());
+    }
+    let nvrtc = load_nvrtc()?;
+    let sound = KernelCache::new(nvrtc.clone());
+    let wanted = |m: &&Mutation| options.only.as_ref().is_none_or(|o| m.name.contains(o.as_str()));
+    let chosen: Vec<&Mutation> = MUTATIONS.iter().filter(wanted).collect();
+    let started = Instant::now();
+    let next = Mutex::new(chosen.iter().enumerate());
+    let outcomes = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..options.jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let item = next.lock().expect("no worker panics").next();
+                    let Some((index, &mutation)) = item else { break };
+                    let outcome = attempt(options, mutation, &nvrtc, &sound);
+                    eprintln!("{}: {}", mutation.name, outcome.as_ref().map_or_else(ToString::to_string, Outcome::cell));
+                    let outcome = outcome.map_err(|e| e.to_string());
+                    outcomes.lock().expect("no worker panics").push((index, mutation, outcome));
+                }
+            });
+        }
+    });
+    let mut outcomes = outcomes.into_inner().expect("no worker panics");
+    outcomes.sort_by_key(|&(index, ..)| index);
+    report(options, &outcomes, started.elapsed().as_secs_f64())
+}
+
+fn report(
+    options: &Options,
+    outcomes: &[(usize, &Mutation, Result<Outcome, String>)],
+    seconds: f64,
+) -> Result<(), Box<dyn Error>> {
+    let (mut wrong, mut last) = (Vec::new(), 0);
+    println!("| File | Mutation | Caught by | Case |\n|---|---|---|---|");
+    for (_, mutation, outcome) in outcomes {
+        let outcome = outcome.as_ref().map_err(|e| format!("{}: {e}", mutation.name))?;
+        println!("| {} | {} | {} |", mutation.file, mutation.name, outcome.cell());
+        match (outcome, mutation.survives) {
+            (Outcome::Caught { case, .. }, None) => last = last.max(case + 1),
+            (Outcome::Caught { .. }, Some(reason)) => {
+                wrong.push(format!("{} is caught, but was to survive: {reason}", mutation.name));
+            }
+            (Outcome::Survived { .. }, None) => wrong.push(format!("{} survives", mutation.name)),
+            (Outcome::Survived { .. }, Some(_)) => {}
+        }
+    }
+    let survivors = outcomes.iter().filter(|o| matches!(o.2, Ok(Outcome::Survived { .. }))).count();
+    println!(
+        "\n{} mutations, {survivors} survive {} cases, the last is caught by case {last}, {seconds:.0} s",
+        outcomes.len(),
+        options.cases
+    );
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+}
+
+/// What became of a mutation.
+enum Outcome {
+    Caught { kind: String, detail: String, case: u64 },
+    Survived { launches: u64 },
+}
+
+impl Outcome {
+    fn cell(&self) -> String {
+        match self {
+            Outcome::Caught { kind, detail, case } => format!("{kind}: {detail} | {case}"),
+            Outcome::Survived { launches } => format!("nothing, in {launches} launches | "),
+        }
+    }
+}
+
+/// Runs the cases of `validate` until one fails; those whose kernel the mutation does not change
+/// are left out.
+fn attempt(
+    options: &Options,
+    mutation: &'static Mutation,
+    nvrtc: &Nvrtc,
+    sound: &KernelCache,
+) -> Result<Outcome, Box<dyn Error>> {
+    let mut limits = Limits::small();
+    limits.tokens = vec![1, 1, 2, 3, 4, 8];
+    limits.specialisations = options.specialisations;
+    let modes = placed::mode_texts(ARCH);
+    let mutated = Mutated(Arc::new(Changed {
+        nvrtc: nvrtc.clone(),
+        mutation,
+        compiled: Mutex::default(),
+    }));
+    let mut launches = 0;
+    for i in 0..options.cases {
+        let mode = &modes[i as usize % modes.len()];
+        let seed = Rng::stream(options.seed, i).word();
+        let case = Case::random(seed, &limits);
+        let spec = placed::spec(&case, ARCH, mode)?;
+        if !(mutation.kernels)(&spec) || mutated.kernel(&spec)?.ptx == sound.kernel(&spec)?.ptx {
+            continue;
+        }
+        launches += 1;
+        let seed = options.seed.wrapping_add(i);
+        let changed = EmulatorExecutor::new(ARCH, mutated.clone(), seed);
+        let mut changed = Recorder { inner: changed, error: None };
+        let Err(mut mismatch) = judge(&mut changed, &case, mode) else { continue };
+        judge(&mut EmulatorExecutor::new(ARCH, sound.clone(), seed), &case, mode)
+            .map_err(|error| format!("fails without the mutation: {error}"))?;
+        mismatch.context.clear();
+        let (kind, detail) = match changed.error {
+            Some(found) => found,
+            None => (mismatch.requirement.to_string(), mismatch.operand.to_owned()),
+        };
+        return Ok(Outcome::Caught { kind, detail, case: i });
+    }
+    if launches == 0 {
+        return Err("no case's kernel holds the place".into());
+    }
+    Ok(Outcome::Survived { launches })
+}
+
+/// Compiles the changed text of each kernel once.
+#[derive(Clone)]
+struct Mutated(Arc<Changed>);
+
+struct Changed {
+    nvrtc: Nvrtc,
+    mutation: &'static Mutation,
+    compiled: Mutex<HashMap<KernelSpec, Arc<CompiledKernel>>>,
+}
+
+impl Kernels for Mutated {
+    fn kernel(&self, spec: &KernelSpec) -> Result<Arc<CompiledKernel>, kda_codegen::Error> {
+        let compiled = || self.0.compiled.lock().expect("no holder panics");
+        if let Some(kernel) = compiled().get(spec) {
+            return Ok(kernel.clone());
+        }
+        let mut source = source::render(spec)?;
+        // `check` found it once, and no file depends on the specialisation.
+        let at = locate(&source, self.0.mutation).expect("the text occurs");
+        source.text.replace_range(at, self.0.mutation.with);
+        let kernel = Arc::new(self.0.nvrtc.compile_source(spec, source)?);
+        compiled().insert(*spec, kernel.clone());
+        Ok(kernel)
+    }
+}
+
+/// Keeps the kind and the place of the emulator's error.
+struct Recorder<E> {
+    inner: E,
+    error: Option<(String, String)>,
+}
+
+impl<E: Executor> Executor for Recorder<E> {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn modes(&self, case: &Case) -> Vec<String> {
+        self.inner.modes(case)
+    }
+
+    fn run(
+        &mut self,
+        case: &Case,
+        mode: &str,
+        buffers: &mut Buffers,
+    ) -> Result<Option<Faults>, Box<dyn Error>> {
+        let result = self.inner.run(case, mode, buffers);
+        if let Err(error) = &result {
+            let debug = match error.downcast_ref::<kda_emulator::Error>() {
+                Some(error) => format!("{error:?}"),
+                None => "Other".into(),
+            };
+            let kind = debug.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+            // The instruction, where the message has one.
+            let text = error.to_string();
+            let detail = match text.split('`').nth(1) {
+                Some(instruction) => format!("`{instruction}`"),
+                None => text.split(" block ").next().unwrap_or_default().to_owned(),
+            };
+            self.error = Some((kind.to_owned(), detail));
+        }
+        result
+    }
+}
+
+/// The part of a rendered text that is `file`.
+fn section(text: &str, file: &str) -> Option<std::ops::Range<usize>> {
+    let head = format!("\n// ---- {file}\n");
+    let start = text.find(&head)? + head.len();
+    let end = text[start..].find("\n// ---- ").map_or(text.len(), |length| start + length);
+    Some(start..end)
+}
+
+/// Where the mutation's text lies.
+fn locate(source: &Source, mutation: &Mutation) -> Result<std::ops::Range<usize>, String> {
+    let Mutation { name, file, find, .. } = mutation;
+    let section = section(&source.text, file).ok_or(format!("{name}: no file {file}"))?;
+    let start = section.start;
+    let found: Vec<usize> = source.text[section].match_indices(find).map(|(at, _)| at).collect();
+    match found[..] {
+        [at] => Ok(start + at..start + at + find.len()),
+        _ => Err(format!("{name}: its text occurs {} times in {file}, not once", found.len())),
+    }
+}
+
+/// Positions in `text` where `token` is part of a statement.
+fn statements(text: &str, token: &str) -> Vec<usize> {
+    const NONE: [&str; 8] =
+        ["for (", "static_assert", "constexpr", "//", "__device__", "#", "struct", "template"];
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut found = Vec::new();
+    let mut start = 0;
+    for line in text.split_inclusive('\n') {
+        let code = line.split("//").next().unwrap_or_default();
+        if !NONE.iter().any(|none| line.trim_start().starts_with(none)) {
+            for (at, _) in code.match_indices(token) {
+                let before = code[..at].chars().next_back();
+                if !(token.starts_with(word) && before.is_some_and(word)) {
+                    found.push(start + at);
+                }
+            }
+        }
+        start += line.len();
+    }
+    found
+}
+
+/// Checks that every text occurs once and that every guarded place is in a mutation.
+fn check() -> Result<(), Box<dyn Error>> {
+    let source = source::render(&KernelSpec::new(ARCH, 1))?;
+    let mut problems = Vec::new();
+    let mut places = Vec::new();
+    for mutation in MUTATIONS {
+        match locate(&source, mutation) {
+            Ok(at) => places.push((at, mutation)),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    let body = source.text.find("\n// ---- ").unwrap_or_default();
+    for token in GUARDED {
+        for at in statements(&source.text[body..], token) {
+            let at = body + at;
+            let removes = |m: &Mutation| m.with.matches(token).count() < m.find.matches(token).count();
+            if !places.iter().any(|(range, m)| range.contains(&at) && removes(m)) {
+                let line = source.text[..at].rfind('\n').map_or(0, |n| n + 1);
+                let line = source.text[line..].lines().next().unwrap_or_default().trim();
+                problems.push(format!("no mutation removes `{token}` from: {line}"));
+            }
+        }
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems.join("\n").into()) }
+}
+
+const ALIGNED: &str = "reconvergence for an aligned instruction is not modelled";
+
+/// Every mutation, in the order of the kernel's text.
+static MUTATIONS: &[Mutation] = &[
+    // Start of the cluster.
+    change("every thread initialises the mbarriers", STEP, cluster,
+        "if (threadIdx.x == 0) {\n            if constexpr (SHARED_GATE) barrier_expect",
+        "{\n            if constexpr (SHARED_GATE) barrier_expect"),
+    change("no gate mbarrier", STEP, shared_gate,
+        "if constexpr (SHARED_GATE) barrier_expect(shared_address(&shared.gate_barrier), TOKENS * HEAD_DIM * 4);",
+        ""),
+    change("gate mbarrier expects 4 bytes more", STEP, shared_gate,
+        "TOKENS * HEAD_DIM * 4);", "TOKENS * HEAD_DIM * 4 + 4);"),
+    change("gate mbarrier expects 4 bytes less", STEP, shared_gate,
+        "TOKENS * HEAD_DIM * 4);", "TOKENS * HEAD_DIM * 4 - 4);"),
+    change("no norm mbarrier", STEP, cluster,
+        "barrier_expect(shared_address(&shared.norm_barrier), TOKENS * NORM_PARTIALS * 4);", ""),
+    change("norm mbarrier expects 4 bytes more", STEP, cluster,
+        "TOKENS * NORM_PARTIALS * 4);", "TOKENS * NORM_PARTIALS * 4 + 4);"),
+    change("norm mbarrier expects 4 bytes less", STEP, cluster,
+        "TOKENS * NORM_PARTIALS * 4);", "TOKENS * NORM_PARTIALS * 4 - 4);"),
+    change("no mbarrier init fence", STEP, cluster, "barrier_init_fence();", ""),
+    change("no __syncwarp before the cluster arrival", STEP, cluster,
+        "__syncwarp();\n        cluster_arrive();", "cluster_arrive();").survives(ALIGNED),
+    change("no cluster arrival", STEP, cluster,
+        "        cluster_arrive();\n", ""),
+    // Hints.
+    change("hint through a null slot", STEP, hints,
+        "if (!is_null(slot) && slot < geometry.pool_slots) {", "if (slot < geometry.pool_slots) {"),
+    change("hint through a slot beyond the pool", STEP, hints,
+        "if (!is_null(slot) && slot < geometry.pool_slots) {", "if (!is_null(slot)) {"),
+    change("hint channel not wrapped", STEP, hints,
+        "conv_channel(threadIdx.x % CHANNELS, rank)", "conv_channel(threadIdx.x, rank)"),
+    // Dependency.
+    change("no dependency wait", STEP, late,
+        "if constexpr (!EARLY_CACHES) dependency_wait();", ""),
+    change("no dependency wait of a dead request, early caches", STEP, early,
+        "if constexpr (EARLY_CACHES) dependency_wait();", ""),
+    change("no dependency wait of a live request, early caches", STEP, early,
+        "    dependency_wait();\n        load_projected();", "    load_projected();"),
+    // Inputs.
+    change("beta row not clamped", STEP, all, "min(lane, TOKENS - 1)", "lane"),
+    change("output gate row not clamped", STEP, all,
+        "int t = min(n * ROW_COPIES + lane % ROW_COPIES, TOKENS - 1);",
+        "int t = n * ROW_COPIES + lane % ROW_COPIES;"),
+    // Requests that are not live.
+    change("dead requests run", STEP, all, "if (!own.live) {", "if (false) {"),
+    change("null rows past the tokens", STEP, all,
+        "if (t < TOKENS) store_bits(out_row + (first_row + t) * geometry.out_stride, 0);",
+        "store_bits(out_row + (first_row + t) * geometry.out_stride, 0);"),
+    change("null requests report", STEP, all,
+        "if (own.fault != FAULT_NONE && blockIdx.x", "if (blockIdx.x"),
+    change("every block reports", STEP, all, "blockIdx.x == 0 && threadIdx.x == 0", "threadIdx.x == 0"),
+    change("every thread reports", STEP, all, "blockIdx.x == 0 && threadIdx.x == 0", "blockIdx.x == 0"),
+    // Live requests.
+    change("no cluster wait", STEP, cluster,
+        "    if constexpr (VALUE_SPLIT > 1) cluster_wait();\n", ""),
+    change("no barrier between F_A and the gates", STEP, all,
+        "        __syncthreads();\n        compute_gates", "        compute_gates"),
+    change("no barrier before the delta rule", STEP, all,
+        "    __syncthreads();\n    if constexpr (SHARED_GATE) barrier_wait",
+        "    if constexpr (SHARED_GATE) barrier_wait"),
+    change("no wait for the gates", STEP, shared_gate,
+        "if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);", ""),
+    change("gate wait on the phase before", STEP, shared_gate,
+        "barrier_wait(shared_address(&shared.gate_barrier), 0)",
+        "barrier_wait(shared_address(&shared.gate_barrier), 1)"),
+    change("null checkpoints are stored", STEP, several,
+        "head, rank, !is_null(checkpoint));", "head, rank, true);"),
+    change("no __syncwarp between v and the outputs", STEP, several,
+        "            __syncwarp();\n            if (lane", "            if (lane"),
+    change("every copy keeps the output", STEP, several,
+        "if (lane % ROW_COPIES == 0) shared.v", "shared.v"),
+    change("no wait for the partial sums", STEP, cluster,
+        "if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);\n    else __syncthreads();",
+        "if constexpr (VALUE_SPLIT == 1) __syncthreads();"),
+    change("norm wait on the phase before", STEP, cluster,
+        "barrier_wait(shared_address(&shared.norm_barrier), 0)",
+        "barrier_wait(shared_address(&shared.norm_barrier), 1)"),
+    change("no barrier after the partial sums", STEP, single, "    else __syncthreads();\n", ""),
+    change("no __syncwarp before the outputs", STEP, all,
+        "    __syncwarp();\n    const float single_factor", "    const float single_factor"),
+    change("outputs past the tokens", STEP, all, "        if (t < TOKENS) {\n", "        {\n"),
+    change("line stored before the norm exchange", STEP, all,
+        "    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);",
+        "    store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line, head, rank, geometry);\n    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);"),
+    // Cluster primitives.
+    change("no griddepcontrol.wait", CLUSTER, all,
+        "asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");", ""),
+    change("no griddepcontrol.launch_dependents", CLUSTER, all,
+        "asm volatile(\"griddepcontrol.launch_dependents;\" ::: \"memory\");", "")
+        .survives("orders nothing: without it the next kernel starts later"),
+    change("no barrier.cluster.arrive", CLUSTER, cluster,
+        "asm volatile(\"barrier.cluster.arrive.relaxed.aligned;\" ::: \"memory\");", ""),
+    change("no barrier.cluster.wait", CLUSTER, cluster,
+        "asm volatile(\"barrier.cluster.wait.acquire.aligned;\" ::: \"memory\");", ""),
+    change("no mbarrier.init", CLUSTER, cluster,
+        "asm volatile(\"mbarrier.init.shared::cta.b64 [%0], 1;\" ::\"r\"(barrier) : \"memory\");", ""),
+    change("no mbarrier.arrive.expect_tx", CLUSTER, cluster,
+        "asm volatile(\"mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\" ::\"r\"(barrier), \"r\"(bytes)\n                 : \"memory\");",
+        ""),
+    change("no fence.mbarrier_init", CLUSTER, cluster,
+        "asm volatile(\"fence.mbarrier_init.release.cluster;\" ::: \"memory\");", ""),
+    change("mbarrier wait acquires over the block only", CLUSTER, cluster,
+        "parity.acquire.cluster.", "parity.acquire.cta."),
+    change("mbarrier wait is relaxed", CLUSTER, cluster,
+        "parity.acquire.cluster.", "parity.relaxed.cluster."),
+    change("no mbarrier wait", CLUSTER, cluster,
+        "        \"mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\\n\"\n        \"@!done bra again;\\n\"\n",
+        ""),
+    change("mbarrier wait does not retry", CLUSTER, cluster,
+        "        \"@!done bra again;\\n\"\n", ""),
+    // Predicated stores.
+    change("f32 state stored in spite of its predicate", MEMORY, several,
+        "if (enabled) {\n        asm volatile(\"st.global.v4.f32", "{\n        asm volatile(\"st.global.v4.f32"),
+    change("bf16 state stored in spite of its predicate", MEMORY, several,
+        "if (enabled) {\n        asm volatile(\"st.global.v2.b32", "{\n        asm volatile(\"st.global.v2.b32"),
+    // Slots.
+    change("slot column not clamped", SLOTS, verify,
+        "min(lane, geometry.columns - 1)", "lane"),
+    change("slot of a decode step beyond the pool", SLOTS, decode,
+        "r.fault = !is_null(r.window) && r.window >= geometry.pool_slots ? FAULT_SLOT : FAULT_NONE;",
+        "r.fault = FAULT_NONE;"),
+    change("null slot of a decode step at fault", SLOTS, decode,
+        "r.fault = !is_null(r.window) && r.window >=", "r.fault = r.window >="),
+    change("accepted below 1", SLOTS, verify, "count >= 1 && count <=", "count <="),
+    change("accepted above the columns", SLOTS, verify,
+        "count >= 1 && count <= geometry.columns", "count >= 1"),
+    change("window start of an accepted count out of range", SLOTS, verify,
+        "r.window_start = counted ? count - 1 : 0;", "r.window_start = count - 1;"),
+    change("source column of a full warp only", SLOTS, verify,
+        "r.window_start < 32 ? __shfl_sync(FULL_WARP, values.own, r.window_start)",
+        "true ? __shfl_sync(FULL_WARP, values.own, r.window_start)"),
+    change("slots past the tokens at fault", SLOTS, verify,
+        "lane < TOKENS && r.own >= geometry.pool_slots", "r.own >= geometry.pool_slots"),
+    change("slot of a verify step beyond the pool", SLOTS, verify,
+        "lane < TOKENS && r.own >= geometry.pool_slots", "lane < TOKENS && false"),
+    change("null requests at fault", SLOTS, verify,
+        "        if (!is_null(r.window)) {\n", "        {\n"),
+    change("no fault of a slot beyond the pool", SLOTS, verify,
+        "if (outside) r.fault = FAULT_SLOT;\n            else if (!counted)", "if (!counted)"),
+    change("no fault of an accepted count", SLOTS, verify,
+        "else if (!counted) r.fault = FAULT_ACCEPTED;\n", ""),
+    change("no fault of a null source", SLOTS, verify,
+        "else if (is_null(r.source)) r.fault = FAULT_NULL_SOURCE;\n", ""),
+    change("source beyond the pool", SLOTS, verify,
+        "else if (r.source >= geometry.pool_slots) r.fault = FAULT_SLOT;\n", ""),
+    change("null requests live", SLOTS, all,
+        "r.live = !is_null(r.window) && r.fault", "r.live = r.fault"),
+    change("requests at fault live", SLOTS, all,
+        "r.live = !is_null(r.window) && r.fault == FAULT_NONE;", "r.live = !is_null(r.window);"),
+    // Convolution.
+    change("channel index not clamped", CONV, all, "    i = min(i, CHANNELS - 1);\n", ""),
+    change("part of a channel not clamped", CONV, all, "min(i / HEAD_DIM, 2)", "i / HEAD_DIM"),
+    change("raw row not clamped", CONV, several,
+        "min(first + t, TOKENS - 1) * pitch", "(first + t) * pitch"),
+    change("window opening before the first", CONV, all,
+        "if (n >= 1 && first == 0) in.opening", "if (first == 0) in.opening"),
+    change("window opening of every chunk", CONV, chunks,
+        "if (n >= 1 && first == 0) in.opening", "if (n >= 1) in.opening"),
+    change("channels past the end", CONV, all,
+        "if (i < CHANNELS && first + t < TOKENS) shared", "if (first + t < TOKENS) shared"),
+    change("q, k, v past the tokens", CONV, several,
+        "if (i < CHANNELS && first + t < TOKENS) shared", "if (i < CHANNELS) shared"),
+    change("line of channels past the end", CONV, all,
+        "if (i >= CHANNELS || row < 0 ||", "if (row < 0 ||"),
+    change("line of channels before the block's", CONV, cluster,
+        "|| row < 0 || row >= ROWS) continue;", "|| row >= ROWS) continue;"),
+    change("line of channels after the block's", CONV, cluster,
+        "|| row < 0 || row >= ROWS) continue;", "|| row < 0) continue;"),
+    // Gates.
+    change("own gate not clamped", GATE, all,
+        "return base + min(pass * GATE_GROUPS + group, GATE_ROWS - 1);",
+        "return base + pass * GATE_GROUPS + group;"),
+    change("row of F_B not clamped", GATE, all,
+        "int gate = base + min(pass * GATE_GROUPS + group, GATE_ROWS - 1);",
+        "int gate = base + pass * GATE_GROUPS + group;"),
+    change("row of F_A not clamped", GATE, all,
+        "min(first + i / GATE_RANK, TOKENS - 1)", "first + i / GATE_RANK"),
+    change("F_A past the tokens", GATE, all,
+        "if (first + i / GATE_RANK < TOKENS) shared", "shared"),
+    change("token of a gate not clamped", GATE, several,
+        "shared.f_a[min(first + t, TOKENS - 1)]", "shared.f_a[first + t]"),
+    change("gates of tokens past the last", GATE, chunks,
+        "if (first + t >= TOKENS || (GATE_ROWS", "if ((GATE_ROWS"),
+    change("gates past the block's", GATE, shared_gate,
+        " || (GATE_ROWS < GATE_GROUPS && group >= GATE_ROWS)", ""),
+    change("every copy keeps the gate", GATE, all,
+        "} else if (lane % GATE_COPIES == 0) {", "} else {"),
+    change("every copy sends the gate to every block", GATE, shared_gate,
+        "for (int block = lane % GATE_COPIES; block < VALUE_SPLIT; block += GATE_COPIES)",
+        "for (int block = 0; block < VALUE_SPLIT; ++block)"),
+    // Norm.
+    change("every copy sends the partial sum to every block", NORM, cluster,
+        "for (int block = group_copy(); block < VALUE_SPLIT; block += GROUP_COPIES)",
+        "for (int block = 0; block < VALUE_SPLIT; ++block)"),
+    change("every copy keeps the partial sum", NORM, single,
+        "} else if (group_copy() == 0) {", "} else {"),
+];
