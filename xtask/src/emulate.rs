@@ -120,8 +120,10 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
         if parsed.slot_hints {
             // Hints may read slots early; what they read may be anything.
             memory.allow_early_reads("slots");
+            let pool = case.shape.pool_slots as i32;
+            let values = [1, -1, pool, 0, i32::MAX, pool - 1, i32::MIN];
             let stale: Vec<u8> = (0..buffers.slots.len / 4)
-                .flat_map(|i| (i as i32 % 5 - 1).to_le_bytes())
+                .flat_map(|i| values[(i + self.seed as usize) % values.len()].to_le_bytes())
                 .collect();
             options = options.early_poison("slots", stale);
         }

@@ -8,7 +8,7 @@ use crate::clock::{Clock, Release};
 use crate::decode::dynamic_base;
 use crate::error::{AddressSpace, Error, Place};
 use crate::ir::{
-    Access, Atomic, AtomicOp, Class, LOCAL_WINDOW, Order, PARAM_WINDOW, RANK_SHIFT, SHARED_BASE,
+    Access, Addr, Atomic, AtomicOp, Class, LOCAL_WINDOW, Order, PARAM_WINDOW, RANK_SHIFT, SHARED_BASE,
     SHARED_WINDOW, Space, Ty,
 };
 use crate::machine::Machine;
@@ -454,6 +454,25 @@ impl Machine<'_> {
         } else {
             sum
         }
+    }
+
+    /// A prefetch reads nothing and may come before the dependency wait, but its address must be
+    /// one that exists: what a prefetch of any other does, the ISA leaves open.
+    pub(crate) fn prefetch(
+        &mut self,
+        index: usize,
+        warp: &Warp,
+        pc: u32,
+        mask: u32,
+        space: Space,
+        addr: Addr,
+    ) -> Result<(), Error> {
+        for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
+            let who = Who { index, lane, pc };
+            let address = Self::address(warp, addr.reg, addr.offset, lane as usize);
+            self.resolve(who, space, address, 1, 1)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn load(

@@ -80,12 +80,14 @@ impl Decoder<'_> {
             "st" => self.store(p)?,
             "atom" | "red" => self.atomic(p)?,
             "prefetch" | "prefetchu" => {
-                take_space(p);
+                let space = take_space(p);
                 if p.one_of(&["L1", "L2"]).is_none() && !p.take_prefix("L2::") {
                     return p.unknown();
                 }
-                self.address(p, 0)?;
-                Op::Prefetch
+                Op::Prefetch {
+                    space,
+                    addr: self.address(p, 0)?,
+                }
             }
             "createpolicy" => {
                 p.take("fractional");

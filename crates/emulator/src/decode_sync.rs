@@ -256,7 +256,7 @@ impl Decoder<'_> {
             p.take("L2");
             p.take("global");
             self.hints(p);
-            return Ok(Op::Prefetch);
+            return Ok(Op::Nop);
         }
         self.hints(p);
         if !bulk {

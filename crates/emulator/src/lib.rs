@@ -95,7 +95,8 @@
 //! # What else is checked
 //! Every access lies inside a buffer, shared memory or a local frame, is aligned, and reads bytes
 //! that someone wrote. Read-only buffers are not written; a predecessor's buffers are not touched
-//! before the thread's own `griddepcontrol.wait` (on a target that has it), prefetches excepted,
+//! before the thread's own `griddepcontrol.wait` (on a target that has it), prefetches excepted (they
+//! must lie inside a buffer all the same: the ISA leaves open what a prefetch elsewhere does),
 //! and [`Options::early_poison`] gives early reads stale bytes. An mbarrier is used only by threads
 //! that its initialisation is visible to, is not overwritten while it lives, and gets no more
 //! arrivals than it expects. A thread waits at the cluster barrier between two arrivals and before it

@@ -381,8 +381,11 @@ pub(crate) enum Op {
     Load(Box<Access>),
     Store(Box<Access>),
     Atomic(Box<Atomic>),
-    /// A prefetch: the address is not checked and nothing is read.
-    Prefetch,
+    /// A prefetch of the line that holds an address: nothing is read.
+    Prefetch {
+        space: Space,
+        addr: Addr,
+    },
     Bra {
         target: u32,
     },

@@ -267,7 +267,11 @@ impl Machine<'_> {
                     self.matrix(index, warp, pc, mask, &instr.op)?
                 }
                 Op::Exit => self.exit(index, warp, pc, mask)?,
-                Op::Nop | Op::Prefetch => Step::Next,
+                Op::Nop => Step::Next,
+                Op::Prefetch { space, addr } => {
+                    self.prefetch(index, warp, pc, mask, *space, *addr)?;
+                    Step::Next
+                }
                 Op::Trap => {
                     return Err(Error::Trap {
                         site: self.site(index, mask.trailing_zeros(), pc),

@@ -174,6 +174,17 @@ fn off_by_one_index() {
 }
 
 #[test]
+fn a_prefetch_outside_every_buffer() {
+    let case = Case::new(
+        Shape::block(64),
+        "add.s64 %d5, %d3, 3840;\nprefetch.global.L2 [%d5];\nst.global.u32 [%d3], %r0;",
+    );
+    case.plant("3840", "3844", &|e, t| {
+        matches!(e, Error::OutOfBounds { .. }) && at(e, t, "prefetch.global.L2")
+    });
+}
+
+#[test]
 fn off_by_one_in_shared_memory() {
     let case = exchange();
     case.plant(
