@@ -27,12 +27,15 @@ pub struct Options {
     /// Only the mutations whose name contains this
     #[arg(long)]
     only: Option<String>,
-    /// Cases after which a mutation has survived
+    /// Cases after which a mutation has survived; one that is to survive is tried in a quarter
     #[arg(long, default_value_t = 240)]
     cases: u64,
     /// Seed of the cases; `validate --jobs 1` with the same seed runs the same ones
     #[arg(long, default_value_t = 0x6b6461)]
     seed: u64,
+    /// Numbers of tokens to draw from
+    #[arg(long, value_delimiter = ',', default_value = "1,1,2,3,4,5,8")]
+    tokens: Vec<usize>,
     /// Different specialisations the cases share
     #[arg(long, default_value_t = 64)]
     specialisations: u64,
@@ -40,6 +43,9 @@ pub struct Options {
     #[arg(long, default_value_t = 2)]
     jobs: usize,
 }
+
+/// Cases after those of the options, each with many slot columns.
+const WIDE_CASES: u64 = 24;
 
 /// The architecture whose kernels have all of it: clusters, dependent launch, early reads.
 const ARCH: Arch = Arch::Sm90a;
@@ -217,7 +223,8 @@ fn report(
         let outcome = outcome.as_ref().map_err(|e| format!("{}: {e}", mutation.name))?;
         println!("| {} | {} | {} |", mutation.file, mutation.name, outcome.cell());
         match (outcome, mutation.survives) {
-            (Outcome::Caught { case, .. }, None) => last = last.max(case + 1),
+            (Outcome::Caught { case, .. }, None) if *case < options.cases => last = last.max(case + 1),
+            (Outcome::Caught { .. }, None) => {}
             (Outcome::Caught { .. }, Some(reason)) => {
                 wrong.push(format!("{} is caught, but was to survive: {reason}", mutation.name));
             }
@@ -227,7 +234,7 @@ fn report(
     }
     let survivors = outcomes.iter().filter(|o| matches!(o.2, Ok(Outcome::Survived { .. }))).count();
     println!(
-        "\n{} mutations, {survivors} survive {} cases, the last is caught by case {last}, {seconds:.0} s",
+        "\n{} mutations, {survivors} survive {} cases and {WIDE_CASES} wide ones, all others are caught by the first {last} or a wide one, {seconds:.0} s",
         outcomes.len(),
         options.cases
     );
@@ -244,6 +251,7 @@ impl Outcome {
     fn cell(&self) -> String {
         match self {
             Outcome::Caught { kind, detail, case } => format!("{kind}: {detail} | {case}"),
+            Outcome::Survived { launches: 0 } => "nothing: no kernel's code changes | ".into(),
             Outcome::Survived { launches } => format!("nothing, in {launches} launches | "),
         }
     }
@@ -258,7 +266,7 @@ fn attempt(
     sound: &KernelCache,
 ) -> Result<Outcome, Box<dyn Error>> {
     let mut limits = Limits::small();
-    limits.tokens = vec![1, 1, 2, 3, 4, 8];
+    limits.tokens = options.tokens.clone();
     limits.specialisations = options.specialisations;
     let modes = placed::mode_texts(ARCH);
     let mutated = Mutated(Arc::new(Changed {
@@ -267,10 +275,16 @@ fn attempt(
         compiled: Mutex::default(),
     }));
     let mut launches = 0;
-    for i in 0..options.cases {
+    let cases = if mutation.survives.is_some() { options.cases / 4 } else { options.cases };
+    for i in (0..cases).chain(options.cases..options.cases + WIDE_CASES) {
         let mode = &modes[i as usize % modes.len()];
-        let seed = Rng::stream(options.seed, i).word();
-        let case = Case::random(seed, &limits);
+        let mut case = Case::random(Rng::stream(options.seed, i).word(), &limits);
+        if i >= options.cases {
+            if !case.verify {
+                continue;
+            }
+            case = widen(&case);
+        }
         let spec = placed::spec(&case, ARCH, mode)?;
         if !(mutation.kernels)(&spec) || mutated.kernel(&spec)?.ptx == sound.kernel(&spec)?.ptx {
             continue;
@@ -289,10 +303,25 @@ fn attempt(
         };
         return Ok(Outcome::Caught { kind, detail, case: i });
     }
-    if launches == 0 {
-        return Err("no case's kernel holds the place".into());
-    }
     Ok(Outcome::Survived { launches })
+}
+
+/// Its first request, live, with more slot columns than a warp has lanes: `validate` draws none.
+fn widen(case: &Case) -> Case {
+    let mut case = case.select(&[0]);
+    let mut rng = Rng::stream(case.seed, 20);
+    let shape = &mut case.shape;
+    let columns = rng.between(33, 40);
+    shape.columns = columns;
+    shape.slots_stride = columns;
+    shape.pool_slots = columns + 2;
+    shape.conv_len = kda_codegen::CONV_WIDTH + columns - 2;
+    shape.conv_slot_stride = 3 * shape.dim() * shape.conv_len;
+    shape.state_slot_stride = shape.dim() * kda_codegen::HEAD_DIM;
+    case.slots = (1..=columns as i32).collect();
+    rng.shuffle(&mut case.slots);
+    case.accepted = Some(vec![rng.between(33, columns) as i32]);
+    case
 }
 
 /// Compiles the changed text of each kernel once.
@@ -429,6 +458,7 @@ fn check() -> Result<(), Box<dyn Error>> {
     if problems.is_empty() { Ok(()) } else { Err(problems.join("\n").into()) }
 }
 
+const REDUNDANT: &str = "redundant";
 const ALIGNED: &str = "reconvergence for an aligned instruction is not modelled";
 
 /// Every mutation, in the order of the kernel's text.
@@ -461,7 +491,7 @@ static MUTATIONS: &[Mutation] = &[
     change("hint through a slot beyond the pool", STEP, hints,
         "if (!is_null(slot) && slot < geometry.pool_slots) {", "if (!is_null(slot)) {"),
     change("hint channel not wrapped", STEP, hints,
-        "conv_channel(threadIdx.x % CHANNELS, rank)", "conv_channel(threadIdx.x, rank)"),
+        "conv_channel(threadIdx.x % CHANNELS, rank)", "conv_channel(threadIdx.x, rank)").survives(REDUNDANT),
     // Dependency.
     change("no dependency wait", STEP, late,
         "if constexpr (!EARLY_CACHES) dependency_wait();", ""),
@@ -553,7 +583,7 @@ static MUTATIONS: &[Mutation] = &[
         "r.fault = !is_null(r.window) && r.window >= geometry.pool_slots ? FAULT_SLOT : FAULT_NONE;",
         "r.fault = FAULT_NONE;"),
     change("null slot of a decode step at fault", SLOTS, decode,
-        "r.fault = !is_null(r.window) && r.window >=", "r.fault = r.window >="),
+        "r.fault = !is_null(r.window) && r.window >=", "r.fault = r.window >=").survives(REDUNDANT),
     change("accepted below 1", SLOTS, verify, "count >= 1 && count <=", "count <="),
     change("accepted above the columns", SLOTS, verify,
         "count >= 1 && count <= geometry.columns", "count >= 1"),
@@ -582,7 +612,7 @@ static MUTATIONS: &[Mutation] = &[
         "r.live = !is_null(r.window) && r.fault == FAULT_NONE;", "r.live = !is_null(r.window);"),
     // Convolution.
     change("channel index not clamped", CONV, all, "    i = min(i, CHANNELS - 1);\n", ""),
-    change("part of a channel not clamped", CONV, all, "min(i / HEAD_DIM, 2)", "i / HEAD_DIM"),
+    change("part of a channel not clamped", CONV, all, "min(i / HEAD_DIM, 2)", "i / HEAD_DIM").survives(REDUNDANT),
     change("raw row not clamped", CONV, several,
         "min(first + t, TOKENS - 1) * pitch", "(first + t) * pitch"),
     change("window opening before the first", CONV, all,
@@ -602,10 +632,10 @@ static MUTATIONS: &[Mutation] = &[
     // Gates.
     change("own gate not clamped", GATE, all,
         "return base + min(pass * GATE_GROUPS + group, GATE_ROWS - 1);",
-        "return base + pass * GATE_GROUPS + group;"),
+        "return base + pass * GATE_GROUPS + group;").survives(REDUNDANT),
     change("row of F_B not clamped", GATE, all,
         "int gate = base + min(pass * GATE_GROUPS + group, GATE_ROWS - 1);",
-        "int gate = base + pass * GATE_GROUPS + group;"),
+        "int gate = base + pass * GATE_GROUPS + group;").survives(REDUNDANT),
     change("row of F_A not clamped", GATE, all,
         "min(first + i / GATE_RANK, TOKENS - 1)", "first + i / GATE_RANK"),
     change("F_A past the tokens", GATE, all,
@@ -615,7 +645,7 @@ static MUTATIONS: &[Mutation] = &[
     change("gates of tokens past the last", GATE, chunks,
         "if (first + t >= TOKENS || (GATE_ROWS", "if ((GATE_ROWS"),
     change("gates past the block's", GATE, shared_gate,
-        " || (GATE_ROWS < GATE_GROUPS && group >= GATE_ROWS)", ""),
+        " || (GATE_ROWS < GATE_GROUPS && group >= GATE_ROWS)", "").survives(REDUNDANT),
     change("every copy keeps the gate", GATE, all,
         "} else if (lane % GATE_COPIES == 0) {", "} else {"),
     change("every copy sends the gate to every block", GATE, shared_gate,
