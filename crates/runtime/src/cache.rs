@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use kda_codegen::nvrtc;
+use kda_codegen::{KernelSpec, nvrtc};
 
 use crate::bundle::{Found, KernelBundle, encode_bundle, read_bounded};
 use crate::kernels::{Kernel, Origin};
@@ -73,9 +73,21 @@ impl DiskCache {
         self.folder.join(identity.base().hex())
     }
 
-    /// The kernel made by `version`, or by the newest supported NVRTC that has left one. What is
-    /// damaged is reported and removed.
-    pub(crate) fn load(&self, identity: &Identity, version: Option<(i32, i32)>) -> Option<Kernel> {
+    /// The kernel of `spec` made by NVRTC `version`, or by the newest supported one that has left
+    /// a kernel. What is damaged is reported through `log::warn`, removed, and never returned.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Codegen`] for an illegal specialisation; nothing on disk is an error.
+    pub fn load(
+        &self,
+        spec: &KernelSpec,
+        version: Option<(i32, i32)>,
+    ) -> Result<Option<Kernel>, Error> {
+        Ok(self.find(&Identity::new(spec)?, version))
+    }
+
+    pub(crate) fn find(&self, identity: &Identity, version: Option<(i32, i32)>) -> Option<Kernel> {
         let folder = self.kernel_folder(identity);
         let mut versions: Vec<(i32, i32)> = match version {
             Some(version) => vec![version],
@@ -98,12 +110,14 @@ impl DiskCache {
         None
     }
 
-    /// Writes a kernel. Failure is reported and otherwise ignored.
-    pub(crate) fn store(&self, identity: &Identity, kernel: &Kernel) {
-        let folder = self.kernel_folder(identity);
-        if let Err(error) = write(&folder, kernel) {
-            log::warn!("kernel cache: {} is not cached in {}: {error}", kernel.entry, folder.display());
-        }
+    /// Writes a kernel, so that this and every other process finds it whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// That of the file system; [`KernelSources`](crate::KernelSources) makes a warning of it.
+    pub fn store(&self, kernel: &Kernel) -> io::Result<()> {
+        let identity = Identity::new(&kernel.spec).map_err(io::Error::other)?;
+        write(&self.kernel_folder(&identity), kernel)
     }
 }
 

@@ -53,22 +53,36 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// The kernel of `spec` whose device code was compiled by NVRTC `nvrtc_version`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Codegen`] when its text, a part of its key, cannot be rendered.
+    pub fn new(
+        spec: &KernelSpec,
+        cubin: Vec<u8>,
+        nvrtc_version: (i32, i32),
+        resources: Option<Resources>,
+    ) -> Result<Kernel, Error> {
+        let identity = Identity::new(spec)?;
+        Ok(Kernel {
+            spec: *spec,
+            key: identity.key(nvrtc_version),
+            entry: identity.entry,
+            cubin,
+            nvrtc_version,
+            resources,
+            origin: Origin::Compiled,
+        })
+    }
+
     /// A kernel that NVRTC just compiled.
     ///
     /// # Errors
     ///
-    /// [`Error::Codegen`] when its text cannot be rendered.
+    /// As [`Kernel::new`].
     pub fn compiled(kernel: &CompiledKernel) -> Result<Kernel, Error> {
-        let identity = Identity::new(&kernel.spec)?;
-        Ok(Kernel {
-            spec: kernel.spec,
-            key: identity.key(kernel.nvrtc_version),
-            entry: identity.entry,
-            cubin: kernel.cubin.clone(),
-            nvrtc_version: kernel.nvrtc_version,
-            resources: kernel.resources,
-            origin: Origin::Compiled,
-        })
+        Kernel::new(&kernel.spec, kernel.cubin.clone(), kernel.nvrtc_version, kernel.resources)
     }
 }
 
@@ -191,7 +205,7 @@ impl Kernels for KernelSources {
                 Found::Missing(difference) => nearest = nearest.or(difference),
             }
         }
-        if let Some(kernel) = self.cache.as_ref().and_then(|cache| cache.load(&identity, self.version)) {
+        if let Some(kernel) = self.cache.as_ref().and_then(|cache| cache.find(&identity, self.version)) {
             return Ok(kernel);
         }
         let Some(folders) = &self.nvrtc else {
@@ -203,8 +217,11 @@ impl Kernels for KernelSources {
             return Err(Error::NvrtcVersion { found: nvrtc.version(), required });
         }
         let kernel = nvrtc.kernel(spec)?;
-        if let Some(cache) = &self.cache {
-            cache.store(&identity, &kernel);
+        if let Some(cache) = &self.cache
+            && let Err(error) = cache.store(&kernel)
+        {
+            let folder = cache.folder().display();
+            log::warn!("kernel cache: {} is not cached in {folder}: {error}", kernel.entry);
         }
         Ok(kernel)
     }
