@@ -128,12 +128,30 @@ impl Device {
                 return body();
             }
             check("cuCtxPushCurrent", sys::cuCtxPushCurrent_v2(self.0.context))?;
-            let result = body();
-            let mut popped = ptr::null_mut();
-            check("cuCtxPopCurrent", sys::cuCtxPopCurrent_v2(&mut popped))?;
-            result
         }
+        // Pops on a panic too.
+        let pushed = Pushed;
+        let result = body();
+        std::mem::forget(pushed);
+        pop()?;
+        result
     }
+}
+
+/// A context this crate made current.
+struct Pushed;
+
+impl Drop for Pushed {
+    fn drop(&mut self) {
+        // Only on a panic; an error has no remedy.
+        let _ = pop();
+    }
+}
+
+fn pop() -> Result<(), Error> {
+    let mut popped = ptr::null_mut();
+    // SAFETY: the driver is present; the pointer is to a local.
+    check("cuCtxPopCurrent", unsafe { sys::cuCtxPopCurrent_v2(&mut popped) })
 }
 
 impl Drop for Inner {
@@ -261,65 +279,85 @@ impl Drop for Function {
     }
 }
 
-/// The fault record in device memory.
+/// The fault record, in pinned host memory that kernels reach by a device address: a launch touches
+/// it only to report a fault, and the host reads it without the help of any stream.
 pub(crate) struct FaultMemory {
     device: Device,
     pub(crate) address: u64,
+    host: *mut FaultRecord,
 }
+
+// SAFETY: the host pointer is read and written by volatile accesses of whole fields, from any
+// thread; a torn pair of fields is documented where it is returned.
+unsafe impl Send for FaultMemory {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for FaultMemory {}
 
 impl FaultMemory {
     /// Allocates and clears it; the device's context is current.
     pub(crate) fn new(device: &Device) -> Result<FaultMemory, Error> {
-        let mut address = 0;
+        let mut host = ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the context is current; the pointer is to a local.
-        check("cuMemAlloc", unsafe {
-            sys::cuMemAlloc_v2(&mut address, size_of::<FaultRecord>())
+        check("cuMemHostAlloc", unsafe {
+            sys::cuMemHostAlloc(&mut host, size_of::<FaultRecord>(), flags)
         })?;
-        let memory = FaultMemory { device: device.clone(), address };
-        let clear = FaultRecord::CLEAR;
-        // SAFETY: copies the record's 16 bytes from a local, synchronously.
-        check("cuMemcpyHtoD", unsafe {
-            sys::cuMemcpyHtoD_v2(address, (&raw const clear).cast(), size_of::<FaultRecord>())
+        let mut memory =
+            FaultMemory { device: device.clone(), address: 0, host: host.cast() };
+        memory.clear();
+        // SAFETY: the memory was just allocated for device access; the pointer is to a field.
+        check("cuMemHostGetDevicePointer", unsafe {
+            sys::cuMemHostGetDevicePointer_v2(&mut memory.address, host, 0)
         })?;
         Ok(memory)
     }
 
+    /// The record as it is now.
+    pub(crate) fn peek(&self) -> FaultRecord {
+        // SAFETY: allocated by `new`, page-aligned, alive as long as this object; the device may
+        // write it meanwhile, hence volatile.
+        unsafe {
+            FaultRecord {
+                count: (&raw const (*self.host).count).read_volatile(),
+                first: (&raw const (*self.host).first).read_volatile(),
+                reserved: 0,
+            }
+        }
+    }
+
+    /// Clears the record.
+    pub(crate) fn clear(&self) {
+        // SAFETY: as in `peek`.
+        unsafe {
+            (&raw mut (*self.host).first).write_volatile(FaultRecord::CLEAR.first);
+            (&raw mut (*self.host).count).write_volatile(FaultRecord::CLEAR.count);
+        }
+    }
+
     /// Reads the record after everything queued on `stream`, and clears it.
     pub(crate) fn take(&self, stream: Stream) -> Result<FaultRecord, Error> {
-        let mut record = FaultRecord::CLEAR;
-        let clear = FaultRecord::CLEAR;
         self.device.with_context(|| {
-            // SAFETY: both copies are complete before the locals go: the stream is waited for.
-            unsafe {
-                check(
-                    "cuMemcpyDtoHAsync",
-                    sys::cuMemcpyDtoHAsync_v2(
-                        (&raw mut record).cast(),
-                        self.address,
-                        size_of::<FaultRecord>(),
-                        stream,
-                    ),
-                )?;
-                check(
-                    "cuMemcpyHtoDAsync",
-                    sys::cuMemcpyHtoDAsync_v2(
-                        self.address,
-                        (&raw const clear).cast(),
-                        size_of::<FaultRecord>(),
-                        stream,
-                    ),
-                )?;
-                check("cuStreamSynchronize", sys::cuStreamSynchronize(stream))
+            // Waiting inside a capture would invalidate it.
+            if is_capturing(stream)? {
+                return Err(Error::Capturing);
             }
+            // SAFETY: the caller's stream is live.
+            check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })
         })?;
+        let record = self.peek();
+        if record.count != 0 {
+            self.clear();
+        }
         Ok(record)
     }
 }
 
 impl Drop for FaultMemory {
     fn drop(&mut self) {
-        let address = self.address;
+        let host = self.host;
         // SAFETY: allocated once by `new`. An error here has no remedy.
-        let _ = self.device.with_context(|| check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }));
+        let _ = self
+            .device
+            .with_context(|| check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(host.cast()) }));
     }
 }

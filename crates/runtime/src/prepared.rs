@@ -4,7 +4,7 @@ use kda_codegen::{KernelSpec, Resources};
 
 use crate::device::{self, FaultMemory, Function};
 use crate::{
-    Config, Device, Error, Kernel, KernelKey, Kernels, Origin, Plan, Policies, Step, Stream,
+    Config, Device, Error, Kernel, KernelKey, Kernels, Origin, Plan, Policies, Step, StepKind, Stream,
 };
 
 /// Why the kernel refused a request.
@@ -146,12 +146,43 @@ impl PreparedKda {
         })
     }
 
-    /// Waits for `stream` and returns what the device refused since the last call.
+    /// Waits for `stream`, returns what the device refused since the last call, and forgets it.
+    /// Launches on other streams should have finished: a fault that one of them reports at the
+    /// same moment may be lost.
     ///
     /// # Errors
     ///
-    /// [`Error::Cuda`].
+    /// [`Error::Capturing`] while `stream` is being captured, which stays valid; [`Error::Cuda`].
     pub fn take_faults(&self, stream: Stream) -> Result<Option<Faults>, Error> {
         Ok(Faults::from_record(self.faults.take(stream)?))
     }
+
+    /// What the device has refused since the last [`take_faults`](Self::take_faults) or
+    /// [`reset_faults`](Self::reset_faults), without waiting and without touching a stream: the
+    /// record lies in pinned host memory. Steps in flight may be missing. While one is reporting,
+    /// `count` may be ahead of `request` and `kind`.
+    pub fn peek_faults(&self) -> Option<Faults> {
+        Faults::from_record(self.faults.peek())
+    }
+
+    /// Forgets what the device refused. Steps in flight should have finished, as for
+    /// [`take_faults`](Self::take_faults).
+    pub fn reset_faults(&self) {
+        self.faults.clear();
+    }
+
+    /// The policies, largest request count and kernel of each kind, in the order in which a step
+    /// looks for its kernel. The index is one into [`kernels`](Self::kernels).
+    pub fn policies(&self) -> impl Iterator<Item = (StepKind, usize, usize)> + '_ {
+        self.plan.policies()
+    }
 }
+
+const _: () = {
+    const fn any_thread<T: Send + Sync>() {}
+    any_thread::<PreparedKda>();
+    any_thread::<Device>();
+    any_thread::<Plan>();
+    any_thread::<Error>();
+    any_thread::<crate::KernelSources>();
+};

@@ -195,6 +195,15 @@ impl Plan {
         &self.kernels
     }
 
+    /// The policies: kind, largest number of requests, index into [`kernels`](Self::kernels);
+    /// fewest requests of a kind first.
+    pub fn policies(&self) -> impl Iterator<Item = (StepKind, usize, usize)> + '_ {
+        self.table.iter().enumerate().flat_map(|(index, row)| {
+            let kind = if index == 0 { StepKind::Decode } else { StepKind::Verify(index) };
+            row.iter().map(move |&(most, kernel)| (kind, most, kernel))
+        })
+    }
+
     /// The settings.
     pub fn config(&self) -> &Config {
         &self.config
@@ -206,7 +215,11 @@ impl Plan {
     /// # Errors
     ///
     /// [`Error::PolicyMissing`] when no kernel serves the step; otherwise the first operand that
-    /// is missing, misaligned, too short or too narrow.
+    /// is missing, misaligned, too short or too narrow, or [`Error::Overlap`] for a written operand
+    /// that shares memory with another: `out` with the projection or a pool, the state pool with
+    /// the conv cache, a second pool with the first. Slots of two operands may interleave, as in
+    /// page-major pools; where two interleaved operands have different strides, that they share
+    /// nothing is the caller's promise.
     pub fn step(&self, step: &Step, faults: u64) -> Result<Option<Planned>, Error> {
         if step.requests == 0 {
             return Ok(None);
@@ -336,7 +349,116 @@ impl Plan {
                 return Err(Error::Misaligned { operand, value: bytes as u64, alignment_bytes: 16 });
             }
         }
+        self.check_overlap(step, rows)
+    }
+
+    fn check_overlap(&self, step: &Step, rows: usize) -> Result<(), Error> {
+        let heads = self.config.heads;
+        let dim = heads * HEAD_DIM;
+        let state_bytes = match self.config.state_dtype {
+            StateDtype::F32 => 4,
+            StateDtype::Bf16 => 2,
+        };
+        let rows_of = |operand: &Rows, width: usize| {
+            Extent::new(operand.buffer.address, operand.stride, width, rows, 2)
+        };
+        let pool = |pool: &StatePool| {
+            let width = dim * HEAD_DIM;
+            Extent::new(pool.buffer.address, pool.slot_stride, width, step.pool_slots, state_bytes)
+        };
+        let conv = &step.conv_cache;
+        let width = 3 * dim * conv.length;
+        let conv = Extent::new(conv.buffer.address, conv.slot_stride, width, step.pool_slots, 2);
+        let out = rows_of(&step.out, dim);
+        let state = pool(&step.state);
+        let apart = |written, a: &Extent, other, b: &Extent| {
+            if a.overlaps(b) { Err(Error::Overlap { written, other }) } else { Ok(()) }
+        };
+        let projected = &step.projected;
+        apart("out", &out, "qkv", &rows_of(&projected.qkv, 3 * dim))?;
+        apart("out", &out, "output_gate", &rows_of(&projected.output_gate, dim))?;
+        apart("out", &out, "f_a", &rows_of(&projected.f_a, GATE_RANK))?;
+        apart("out", &out, "beta", &rows_of(&projected.beta, heads))?;
+        apart("out", &out, "conv_cache", &conv)?;
+        apart("out", &out, "state_pool", &state)?;
+        apart("state_pool", &state, "conv_cache", &conv)?;
+        if let Some(source) = &step.state_source {
+            let source = pool(source);
+            apart("out", &out, "state_source", &source)?;
+            apart("conv_cache", &conv, "state_source", &source)?;
+            // The same pool twice is an update in place.
+            if source != state {
+                apart("state_pool", &state, "state_source", &source)?;
+            }
+        }
         Ok(())
+    }
+}
+
+/// The bytes of a strided operand: `count` pieces of `width` bytes, `stride` bytes apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Extent {
+    start: u64,
+    stride: u64,
+    width: u64,
+    count: u64,
+}
+
+impl Extent {
+    /// Of elements; the stride was found to be at least the width.
+    fn new(start: u64, stride: i64, width: usize, count: usize, element_bytes: u64) -> Extent {
+        Extent {
+            start,
+            stride: (stride as u64).saturating_mul(element_bytes),
+            width: (width as u64).saturating_mul(element_bytes),
+            count: count as u64,
+        }
+    }
+
+    fn end(&self) -> u64 {
+        let reach = self.count.saturating_sub(1).saturating_mul(self.stride);
+        self.start.saturating_add(reach).saturating_add(if self.count == 0 { 0 } else { self.width })
+    }
+
+    /// Whether the pieces leave no gap.
+    fn dense(&self) -> bool {
+        self.count <= 1 || self.stride == self.width
+    }
+
+    /// Whether any piece lies in `from..to`.
+    fn reaches(&self, from: u64, to: u64) -> bool {
+        // The first piece that ends after `from`.
+        let first = if self.start + self.width > from {
+            0
+        } else {
+            (from - self.start - self.width) / self.stride.max(1) + 1
+        };
+        first < self.count && self.start + first * self.stride < to
+    }
+
+    /// Whether two operands share a byte; exact but for two interleaved ones of different strides.
+    fn overlaps(&self, other: &Extent) -> bool {
+        let empty = self.count == 0 || other.count == 0;
+        if empty || self.start >= other.end() || other.start >= self.end() {
+            return false;
+        }
+        if self.dense() {
+            return other.reaches(self.start, self.end());
+        }
+        if other.dense() {
+            return self.reaches(other.start, other.end());
+        }
+        if self.stride != other.stride {
+            return false;
+        }
+        // Ranges overlap, so in the shared part the pieces alternate, or meet in every period.
+        let (low, high) = if self.start <= other.start { (self, other) } else { (other, self) };
+        let distance = high.start - low.start;
+        let offset = distance % low.stride;
+        // The piece of `low` at or below the start of `high`, and the one after it.
+        let index = distance / low.stride;
+        let meets_next = offset + high.width > low.stride && index + 1 < low.count;
+        offset < low.width || meets_next
     }
 }
 
@@ -387,5 +509,41 @@ fn optional(
         (None, false) => Ok(()),
         (None, true) => Err(Error::OperandMissing { operand }),
         (Some(_), false) => Err(Error::OperandUnexpected { operand, setting }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Extent;
+
+    /// One bit for each byte.
+    fn bytes(e: &Extent) -> u64 {
+        (0..e.count).map(|i| ((1 << e.width) - 1) << (e.start + i * e.stride)).sum()
+    }
+
+    #[test]
+    fn overlap_is_exact() {
+        let mut extents = Vec::new();
+        for start in [20, 21, 23, 26, 31] {
+            for width in 1..4 {
+                for stride in width..7 {
+                    for count in 0..4 {
+                        extents.push(Extent { start, stride, width, count });
+                    }
+                }
+            }
+        }
+        let mut seen = [0; 2];
+        for a in &extents {
+            for b in &extents {
+                let shared = bytes(a) & bytes(b) != 0;
+                let exact = a.dense() || b.dense() || a.stride == b.stride;
+                assert!(a.overlaps(b) == shared || !exact && shared, "{:?}", (a.start, b.start));
+                if exact {
+                    seen[usize::from(shared)] += 1;
+                }
+            }
+        }
+        assert!(seen[0] > 1000 && seen[1] > 1000, "{seen:?}");
     }
 }
