@@ -1,0 +1,158 @@
+/* Uses every function of the C interface without a GPU: what needs a device fails with its status
+ * and text, what does not is planned and compared. Arguments: bundle file, cache folder. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "prepared_kda.h"
+
+#define EXPECT(condition)                                                                  \
+    do {                                                                                   \
+        if (!(condition)) {                                                                \
+            fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__, #condition,         \
+                    kda_last_error());                                                     \
+            exit(1);                                                                       \
+        }                                                                                  \
+    } while (0)
+
+enum { HEADS = 2, DIM = HEADS * 128, PITCH = 4 * DIM + 128 + HEADS, SLOTS = 5 };
+
+static KdaRows rows(uint64_t address, size_t elements, int64_t stride) {
+    KdaRows rows = {{address, elements}, stride};
+    return rows;
+}
+
+static KdaBuffer buffer(uint64_t address, size_t elements) {
+    KdaBuffer buffer = {address, elements};
+    return buffer;
+}
+
+static KdaStep valid_step(void) {
+    const uint64_t far = (uint64_t)1 << 32;
+    KdaStep step;
+    memset(&step, 0, sizeof step);
+    step.requests = 3;
+    step.qkv = rows(far, 3 * PITCH, PITCH);
+    step.output_gate = rows(far + 2 * 3 * DIM, 3 * PITCH - 3 * DIM, PITCH);
+    step.f_a = rows(far + 2 * 4 * DIM, 3 * PITCH - 4 * DIM, PITCH);
+    step.beta = rows(far + 2 * (4 * DIM + 128), 3 * PITCH - 4 * DIM - 128, PITCH);
+    step.conv_weight = buffer(2 * far, 12 * DIM);
+    step.f_b = buffer(3 * far, DIM * 128);
+    step.a_log = buffer(4 * far, HEADS);
+    step.dt_bias = buffer(5 * far, DIM);
+    step.norm = buffer(6 * far, 128);
+    step.conv_cache = rows(7 * far, SLOTS * 9 * DIM, 9 * DIM);
+    step.conv_length = 3;
+    step.state = rows(8 * far, SLOTS * DIM * 128, DIM * 128);
+    step.pool_slots = SLOTS;
+    step.slots = rows(9 * far, 3, 1);
+    step.slot_columns = 1;
+    step.out = rows(11 * far, 3 * DIM, DIM);
+    return step;
+}
+
+static void device_part(const KdaConfig *config) {
+    KdaDevice *device = NULL;
+    KdaPrepared *prepared = NULL;
+    KdaFaults faults;
+    KdaKernelInfo info;
+    KdaStep step = valid_step();
+    EXPECT(kda_device_primary(0, NULL) == KDA_STATUS_NULL_POINTER);
+    EXPECT(strcmp(kda_last_error(), "device is NULL") == 0);
+    EXPECT(kda_device_borrow(NULL, &device) == KDA_STATUS_NULL_POINTER);
+    EXPECT(strcmp(kda_last_error(), "context is NULL") == 0);
+    KdaStatus status = kda_device_primary(1 << 20, &device);
+    EXPECT(status == KDA_STATUS_NO_DRIVER || status == KDA_STATUS_CUDA);
+    if (status == KDA_STATUS_NO_DRIVER)
+        EXPECT(strcmp(kda_last_error(), "the CUDA driver library was not found") == 0);
+    EXPECT(device == NULL);
+    EXPECT(kda_prepare(NULL, NULL, config, NULL, 0, NULL, &prepared) == KDA_STATUS_NULL_POINTER);
+    EXPECT(kda_run(NULL, NULL, &step) == KDA_STATUS_NULL_POINTER);
+    EXPECT(strcmp(kda_last_error(), "prepared is NULL") == 0);
+    EXPECT(kda_take_faults(NULL, NULL, &faults) == KDA_STATUS_NULL_POINTER);
+    EXPECT(kda_peek_faults(NULL, &faults) == KDA_STATUS_NULL_POINTER);
+    EXPECT(kda_kernel_count(NULL) == 0);
+    EXPECT(kda_kernel_info(NULL, 0, &info) == KDA_STATUS_NULL_POINTER);
+    kda_prepared_destroy(NULL);
+    kda_device_destroy(NULL);
+}
+
+int main(int argc, char **argv) {
+    EXPECT(argc == 3);
+    KdaConfig config;
+    EXPECT(strcmp(kda_last_error(), "") == 0);
+    EXPECT(kda_config_kimi_k3(HEADS, NULL) == KDA_STATUS_NULL_POINTER);
+    EXPECT(kda_config_kimi_k3(HEADS, &config) == KDA_STATUS_OK);
+    EXPECT(config.heads == HEADS && config.lower_bound == -5.0f && config.conv_bias == 0);
+    device_part(&config);
+
+    KdaSources sources;
+    memset(&sources, 0, sizeof sources);
+    sources.bundle_path = argv[1];
+    sources.cache_folder = "off";
+    sources.no_nvrtc = 1;
+    KdaPolicy policies[2] = {{0, 64, "split1-256x8-block"}, {2, 16, "split1-256x8-block"}};
+    KdaPlan *plan = NULL;
+    EXPECT(kda_plan_create("sm_90a", &config, policies, 2, &sources, &plan) == KDA_STATUS_OK);
+    EXPECT(kda_plan_kernel_count(plan) == 2);
+    for (size_t i = 0; i < 2; i++) {
+        KdaKernelInfo info;
+        const void *data;
+        size_t bytes;
+        EXPECT(kda_plan_kernel_info(plan, i, &info) == KDA_STATUS_OK);
+        EXPECT(info.origin == KDA_ORIGIN_BUNDLE && strlen(info.key) == 64);
+        EXPECT(kda_plan_cubin(plan, i, &data, &bytes) == KDA_STATUS_OK);
+        EXPECT(bytes == 100 + i && ((const unsigned char *)data)[0] == i);
+        printf("%s: %u x requests blocks of %u threads\n", info.entry, info.blocks_per_request,
+               info.threads);
+    }
+    KdaKernelInfo info;
+    EXPECT(kda_plan_kernel_info(plan, 2, &info) == KDA_STATUS_OUT_OF_RANGE);
+    EXPECT(strcmp(kda_last_error(), "kernel 2 asked for, there are 2") == 0);
+    EXPECT(kda_plan_kernel_info(plan, 0, NULL) == KDA_STATUS_NULL_POINTER);
+
+    KdaStep step = valid_step();
+    KdaLaunch launch;
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_OK);
+    printf("grid %u %u %u\n", launch.grid[0], launch.grid[1], launch.grid[2]);
+    EXPECT(launch.kernel == 0 && launch.block[0] == 256 && launch.cluster[0] == 1);
+    step.requests = 0;
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_OK && launch.grid[0] == 0);
+    step.requests = 65;
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_NOT_PREPARED);
+    step = valid_step();
+    step.out.buffer.elements = 1;
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
+    EXPECT(strcmp(kda_last_error(), "out holds 1 elements, 768 needed") == 0);
+    EXPECT(kda_plan_step(plan, NULL, &launch) == KDA_STATUS_NULL_POINTER);
+    kda_plan_destroy(plan);
+    kda_plan_destroy(NULL);
+    plan = NULL;
+
+    /* Settings that no kernel exists for. */
+    KdaConfig odd = config;
+    odd.gate = 2;
+    EXPECT(kda_plan_create("sm_90a", &odd, policies, 2, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(strcmp(kda_last_error(), "gate is 2, allowed: 0..=1") == 0);
+    odd = config;
+    odd.heads = 0;
+    EXPECT(kda_plan_create("sm_90a", &odd, NULL, 0, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(kda_plan_create("sm_1", &config, NULL, 0, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(kda_plan_create("sm\xff", &config, NULL, 0, &sources, &plan) == KDA_STATUS_BAD_TEXT);
+    policies[0].mode = "split3";
+    EXPECT(kda_plan_create("sm_90a", &config, policies, 2, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(kda_plan_create("sm_90a", &config, NULL, 1, &sources, &plan) == KDA_STATUS_NULL_POINTER);
+
+    /* The bundle does not hold the default policies' kernels; the cache is empty. */
+    sources.cache_folder = argv[2];
+    EXPECT(kda_plan_create("sm_90a", &config, NULL, 0, &sources, &plan) == KDA_STATUS_NO_KERNEL);
+    sources.bundle_path = "/nonexistent/bundle";
+    EXPECT(kda_plan_create("sm_90a", &config, NULL, 0, &sources, &plan) == KDA_STATUS_BAD_BUNDLE);
+    sources.bundle_path = NULL;
+    sources.bundle_data = "KDAKERN1";
+    sources.bundle_bytes = 8;
+    EXPECT(kda_plan_create("sm_90a", &config, NULL, 0, &sources, &plan) == KDA_STATUS_BAD_BUNDLE);
+    EXPECT(plan == NULL);
+    puts("done");
+    return 0;
+}
