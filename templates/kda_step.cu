@@ -20,9 +20,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
 
     // Weights: nobody writes them while the model runs, so they are read ahead of the dependency.
     GateWeights gate_weights;
-    if constexpr (EARLY_WEIGHTS) load_gate_weights(gate_weights, f_b, a_log, dt_bias, head, rank);
+    load_gate_weights(gate_weights, f_b, a_log, dt_bias, head, rank);
     ConvWeights conv_weights;
-    if constexpr (EARLY_WEIGHTS) load_conv_weights(conv_weights, conv_weight, conv_bias, head, rank);
+    load_conv_weights(conv_weights, conv_weight, conv_bias, head, rank);
     const float norm_weight = load_weight(norm + rank * ROWS + own_row());
 
     if constexpr (SLOT_HINTS && !EARLY_CACHES) {
@@ -57,11 +57,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     };
     auto load_projected = [&]() {
         load_chunk(0);
-        beta_bits = load_bits(beta + (first_row + min(lane, TOKENS - 1)) * geometry.beta_pitch + head);
+        beta_bits = load_input(beta + (first_row + min(lane, TOKENS - 1)) * geometry.beta_pitch + head);
 #pragma unroll
         for (int n = 0; n < OUTPUT_TOKENS; ++n) {
             int t = min(n * ROW_COPIES + lane % ROW_COPIES, TOKENS - 1);
-            output_gate_bits[n] = load_bits(output_gate + (first_row + t) * geometry.gate_pitch +
+            output_gate_bits[n] = load_input(output_gate + (first_row + t) * geometry.gate_pitch +
                                             head * HEAD_DIM + rank * ROWS + own_row());
         }
     };
@@ -93,12 +93,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
 #pragma unroll 1
     for (int first = 0; first < TOKENS; first += CHUNK) {
         if (first > 0) load_chunk(first);
-        if constexpr (!EARLY_WEIGHTS) load_gate_weights(gate_weights, f_b, a_log, dt_bias, head, rank);
-        stage_gate_input(shared, gate_input, first);
-        // F_A of the chunk is in shared memory.
-        __syncthreads();
-        compute_gates(shared, gate_weights, first, lower_bound, rank);
-        if constexpr (!EARLY_WEIGHTS) load_conv_weights(conv_weights, conv_weight, conv_bias, head, rank);
+        if constexpr (STAGED_INPUT) {
+            stage_gate_input(shared, gate_input, first);
+            // F_A of the chunk is in shared memory.
+            __syncthreads();
+        }
+        compute_gates(shared, gate_weights, gate_input, first, lower_bound, rank);
         convolve(shared, conv_inputs, conv_weights, first);
     }
     // With several chunks the registers go to their inputs first.
@@ -144,5 +144,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
             store_bits(out_row + (first_row + t) * geometry.out_stride, round_bf16(__fmul_rn(value, output_factor[n])));
         }
     }
-    store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line, head, rank, geometry);
+    store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line,
+               own.window_start, head, rank, geometry);
 }

@@ -1,10 +1,30 @@
 // Global memory: loads that keep their place, stores, prefetch. No model terms.
 // `asm volatile` keeps ptxas' input in program order, and `ld.volatile` keeps ptxas from sinking a
-// load behind a branch on another load: each costs a memory latency.
+// load behind a branch on another load: each costs a memory latency. Such a load bypasses L1.
 __device__ __forceinline__ bf16_bits load_bits(const bf16_bits* address) {
     bf16_bits bits;
     asm volatile("ld.volatile.global.b16 %0, [%1];" : "=h"(bits) : "l"(address));
     return bits;
+}
+
+// For neighbours that several loads share: L1 serves all but the first.
+__device__ __forceinline__ bf16_bits load_cached_bits(const bf16_bits* address) {
+    bf16_bits bits;
+    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(address));
+    return bits;
+}
+
+// Inputs of the step. Hiding their latency matters where a cluster works on one head; L1 where a
+// block has a head to itself.
+__device__ __forceinline__ bf16_bits load_input(const bf16_bits* address) {
+    return SHARED_GATE ? load_bits(address) : load_cached_bits(address);
+}
+
+// Four bf16 values at 8-byte alignment.
+__device__ __forceinline__ uint2 load_bits4(const bf16_bits* address) {
+    uint2 value;
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
+    return value;
 }
 
 __device__ __forceinline__ int load_int(const int* address) {

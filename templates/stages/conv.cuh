@@ -42,6 +42,10 @@ __device__ __forceinline__ void load_conv_weights(ConvWeights& w, const float* w
     }
 }
 
+// Whether the new line's values stay in registers until it is written; else they are loaded again,
+// which costs a latency and spares registers.
+constexpr bool KEEP_LINE = SHARED_GATE && TOKENS <= CHUNK;
+
 struct ConvInputs {
     bf16_bits window[CONV_PASSES][CONV_WIDTH - 1];  // the three inputs before `raw`
     bf16_bits opening[CONV_PASSES][CONV_WIDTH - 2]; // the two that open the new line
@@ -61,7 +65,7 @@ __device__ __forceinline__ void load_window(ConvInputs& in, const bf16_bits* lin
         int column = c.part * DIM + head * HEAD_DIM + c.in_head;
 #pragma unroll
         for (int tap = 0; tap < CONV_WIDTH - 1; ++tap)
-            in.window[pass][tap] = load_bits(line + conv_offset(column, start + tap, geometry));
+            in.window[pass][tap] = load_cached_bits(line + conv_offset(column, start + tap, geometry));
     }
 }
 
@@ -73,7 +77,7 @@ __device__ __forceinline__ void load_raw(ConvInputs& in, const bf16_bits* qkv, i
         ConvChannel c = conv_channel(pass * THREADS + threadIdx.x, rank);
         const bf16_bits* column = qkv + c.part * DIM + head * HEAD_DIM + c.in_head;
 #pragma unroll
-        for (int t = 0; t < CHUNK; ++t) in.raw[pass][t] = load_bits(column + min(first + t, TOKENS - 1) * pitch);
+        for (int t = 0; t < CHUNK; ++t) in.raw[pass][t] = load_input(column + min(first + t, TOKENS - 1) * pitch);
     }
 }
 
@@ -88,7 +92,7 @@ __device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const C
 #pragma unroll
         for (int n = 0; n < CONV_WIDTH - 1; ++n) {
             tap[n] = widen(in.window[pass][n]);
-            if (n >= 1 && first == 0) in.opening[pass][n - 1] = in.window[pass][n];
+            if (KEEP_LINE && n >= 1) in.opening[pass][n - 1] = in.window[pass][n];
         }
 #pragma unroll
         for (int t = 0; t < CHUNK; ++t) tap[CONV_WIDTH - 1 + t] = widen(in.raw[pass][t]);
@@ -112,7 +116,7 @@ __device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const C
 // two taps of the window, then the raw inputs. Every block of the cluster has read its window by
 // now: the norm exchange orders it.
 __device__ __forceinline__ void store_line(const ConvInputs& in, const bf16_bits* qkv, i64 pitch, bf16_bits* line,
-                                           int head, int rank, const KdaGeometry& geometry) {
+                                           int start, int head, int rank, const KdaGeometry& geometry) {
 #pragma unroll
     for (int pass = 0; pass < CONV_PASSES; ++pass) {
         int i = pass * THREADS + threadIdx.x;
@@ -120,14 +124,17 @@ __device__ __forceinline__ void store_line(const ConvInputs& in, const bf16_bits
         int row = c.in_head - rank * ROWS;
         if (i >= CHANNELS || row < 0 || row >= ROWS) continue;
         int column = c.part * DIM + head * HEAD_DIM + c.in_head;
+        bf16_bits value[TOKENS + CONV_WIDTH - 2];
 #pragma unroll
-        for (int n = 0; n < CONV_WIDTH - 2; ++n)
-            store_bits(line + conv_offset(column, n, geometry), in.opening[pass][n]);
-#pragma unroll
-        for (int t = 0; t < TOKENS; ++t) {
-            // Registers hold the last chunk only.
-            bf16_bits bits = TOKENS <= CHUNK ? in.raw[pass][t] : load_bits(qkv + column + t * pitch);
-            store_bits(line + conv_offset(column, CONV_WIDTH - 2 + t, geometry), bits);
+        for (int n = 0; n < TOKENS + CONV_WIDTH - 2; ++n) {
+            int t = n - (CONV_WIDTH - 2);
+            if constexpr (KEEP_LINE) value[n] = t < 0 ? in.opening[pass][n] : in.raw[pass][t];
+            else value[n] = load_cached_bits(t < 0 ? line + conv_offset(column, start + 1 + n, geometry)
+                                                   : qkv + column + t * pitch);
         }
+        // Every load comes before the first store: the line may overlap its window.
+#pragma unroll
+        for (int n = 0; n < TOKENS + CONV_WIDTH - 2; ++n)
+            store_bits(line + conv_offset(column, n, geometry), value[n]);
     }
 }

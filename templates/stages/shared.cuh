@@ -3,13 +3,15 @@ constexpr int NORM_GROUP = 4;                 // rows whose squares one partial 
 constexpr int NORM_PARTIALS = 128 / NORM_GROUP;
 constexpr int QKV_CHANNELS = 2 * 128 + 128 / VALUE_SPLIT;
 
+constexpr bool STAGED_INPUT = SHARED_GATE;    // F_A passes through shared memory
+
 struct Shared {
     // SiLU(conv) of the channels this block computes: q, k (not yet normalised), v of its rows. The
     // place of v takes the outputs, before the norm.
     alignas(16) float qkv[TOKENS][QKV_CHANNELS];
     alignas(16) float decay[TOKENS][128];
     alignas(16) float partial[TOKENS][NORM_PARTIALS];  // sums of squares of four outputs each
-    alignas(16) bf16_bits f_a[TOKENS][128];
+    alignas(16) bf16_bits f_a[STAGED_INPUT ? TOKENS : 1][128];
     u64 gate_barrier;
     u64 norm_barrier;
 

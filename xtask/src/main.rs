@@ -1,5 +1,6 @@
 //! The project's commands. Each verb is one file; none holds library logic.
 
+mod agree;
 mod bench;
 mod cuda;
 mod demo;
@@ -32,6 +33,8 @@ enum Verb {
     Gen(generate::Options),
     /// Compare kernels with the oracle, the golden vectors and each other
     Validate(validate::Options),
+    /// Compare the emulator with the GPU on the same random cases
+    Agree(agree::Options),
     /// Everything that needs no GPU: unit and property tests, every kernel compiled, the emulator
     Test(test::Options),
     /// Prove every barrier, wait, fence and bounds check of the templates necessary: delete each
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
     let result: Result<(), Box<dyn Error>> = match Cli::parse().verb {
         Verb::Demo => demo::run(),
         Verb::Gen(options) => generate::run(&options),
+        Verb::Agree(options) => agree::run(&options),
         Verb::Validate(options) => validate::run(&options),
         Verb::Test(options) => test::run(&options),
         Verb::Mutate(options) => mutate::run(&options),

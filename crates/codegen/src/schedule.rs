@@ -43,12 +43,6 @@ impl KernelSpec {
         128 * 128 / self.mode.value_split / self.mode.threads
     }
 
-    /// Whether a thread holds its share of F_B from before the dependency wait. Where the share is
-    /// large the registers go to the state: F_B is shared by all requests and hot in L2.
-    pub(crate) fn early_weights(&self) -> bool {
-        self.gate_registers() <= 16 && self.mode.value_split > 1
-    }
-
     /// Registers of a thread's share of F_B.
     fn gate_registers(&self) -> u32 {
         let gates = match self.mode.gate_schedule {
@@ -63,11 +57,10 @@ impl KernelSpec {
     /// all modes agree with.
     pub(crate) fn min_blocks(&self) -> u32 {
         let mode = &self.mode;
-        let gates = if self.early_weights() { self.gate_registers() } else { 0 };
         let channels = 256 + 128 / mode.value_split;
         let conv = channels.div_ceil(mode.threads) * 8;
         let chunk = self.tokens.min(4) as u32 * 8;
-        let in_flight = self.state_registers() + gates + conv + chunk + 24;
+        let in_flight = self.state_registers() + self.gate_registers() + conv + chunk + 24;
         let registers = match in_flight {
             0..=90 if self.tokens == 1 && mode.threads == 512 => 64,
             0..=184 => 128,
