@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
             __syncthreads();
         }
         compute_gates(shared, gate_weights, gate_input, first, lower_bound, rank);
-        convolve(shared, conv_inputs, conv_weights, first);
+        convolve(shared, conv_inputs, conv_weights, first, line, head, rank, geometry);
     }
     // With several chunks the registers go to their inputs first.
     if constexpr (TOKENS > CHUNK) load_state(state, source, head, rank);
@@ -144,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
             store_bits(out_row + (first_row + t) * geometry.out_stride, round_bf16(__fmul_rn(value, output_factor[n])));
         }
     }
-    store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line,
-               own.window_start, head, rank, geometry);
+    if constexpr (LATE_LINE)
+        store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line,
+                   own.window_start, head, rank, geometry);
 }

@@ -42,6 +42,11 @@ __device__ __forceinline__ void load_conv_weights(ConvWeights& w, const float* w
     }
 }
 
+// In a cluster the blocks read each other's part of the window: the new line waits for the norm
+// exchange. A block alone may write it at once, each channel being one thread's from first read to
+// last write, and does for several tokens; for one, the addresses cost registers that spill.
+constexpr bool LATE_LINE = VALUE_SPLIT > 1 || TOKENS == 1;
+
 // Whether the new line's values stay in registers until it is written; else they are loaded again,
 // which costs a latency and spares registers.
 constexpr bool KEEP_LINE = SHARED_GATE && TOKENS <= CHUNK;
@@ -64,8 +69,11 @@ __device__ __forceinline__ void load_window(ConvInputs& in, const bf16_bits* lin
         ConvChannel c = conv_channel(pass * THREADS + threadIdx.x, rank);
         int column = c.part * DIM + head * HEAD_DIM + c.in_head;
 #pragma unroll
-        for (int tap = 0; tap < CONV_WIDTH - 1; ++tap)
-            in.window[pass][tap] = load_cached_bits(line + conv_offset(column, start + tap, geometry));
+        for (int tap = 0; tap < CONV_WIDTH - 1; ++tap) {
+            // With an early line no second thread may read a channel.
+            bool wanted = LATE_LINE || pass * THREADS + threadIdx.x < CHANNELS;
+            in.window[pass][tap] = wanted ? load_cached_bits(line + conv_offset(column, start + tap, geometry)) : 0;
+        }
     }
 }
 
@@ -84,7 +92,8 @@ __device__ __forceinline__ void load_raw(ConvInputs& in, const bf16_bits* qkv, i
 __device__ __forceinline__ float silu(float y) { return __fmul_rn(y, sigmoid_fast(y)); }
 
 // Fills shared q, k, v of tokens first .. first + CHUNK - 1 and moves the window past them.
-__device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const ConvWeights& w, int first) {
+__device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const ConvWeights& w, int first,
+                                         bf16_bits* line, int head, int rank, const KdaGeometry& geometry) {
 #pragma unroll
     for (int pass = 0; pass < CONV_PASSES; ++pass) {
         int i = pass * THREADS + threadIdx.x;
@@ -92,7 +101,18 @@ __device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const C
 #pragma unroll
         for (int n = 0; n < CONV_WIDTH - 1; ++n) {
             tap[n] = widen(in.window[pass][n]);
-            if (KEEP_LINE && n >= 1) in.opening[pass][n - 1] = in.window[pass][n];
+            if (LATE_LINE && KEEP_LINE && n >= 1) in.opening[pass][n - 1] = in.window[pass][n];
+        }
+        if constexpr (!LATE_LINE) {
+            ConvChannel c = conv_channel(i, rank);
+            int column = c.part * DIM + head * HEAD_DIM + c.in_head;
+#pragma unroll
+            for (int n = 1; n < CONV_WIDTH - 1; ++n)
+                if (i < CHANNELS && first == 0) store_bits(line + conv_offset(column, n - 1, geometry), in.window[pass][n]);
+#pragma unroll
+            for (int t = 0; t < CHUNK; ++t)
+                if (i < CHANNELS && first + t < TOKENS)
+                    store_bits(line + conv_offset(column, CONV_WIDTH - 2 + first + t, geometry), in.raw[pass][t]);
         }
 #pragma unroll
         for (int t = 0; t < CHUNK; ++t) tap[CONV_WIDTH - 1 + t] = widen(in.raw[pass][t]);

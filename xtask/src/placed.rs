@@ -56,8 +56,9 @@ pub fn modes(arch: Arch) -> Vec<Mode> {
     let all = [
         mode(1, 256, 8, Block, false),
         mode(1, 512, 32, Block, false),
-        mode(1, 256, 32, Block, true),
-        mode(2, 256, 8, Cluster, false),
+        mode(1, 256, 32, Block, false),
+        mode(1, 512, 32, Block, true),
+        mode(2, 256, 8, Cluster, true),
         mode(2, 128, 8, Block, true),
         mode(4, 128, 8, Cluster, true),
         mode(4, 256, 32, Cluster, false),
@@ -80,8 +81,8 @@ pub fn parse_mode(text: &str) -> Result<(Mode, EarlyReads), Error> {
 pub fn mode_texts(arch: Arch) -> Vec<String> {
     let mut texts: Vec<String> = modes(arch).iter().map(Mode::to_string).collect();
     if arch.has_clusters() {
-        texts.push("split8-128x8-cluster+early".into());
-        texts.push("split1-256x8-block+early".into());
+        texts.push("split4-128x8-cluster+early".into());
+        texts.push("split1-256x32-block+early".into());
     }
     texts
 }

@@ -13,10 +13,10 @@ use crate::{placed, validate};
 #[derive(Args)]
 pub struct Options {
     /// Random cases in the emulator
-    #[arg(long, default_value_t = 240)]
+    #[arg(long, default_value_t = 100)]
     emulated_cases: u64,
     /// Random cases for each identity check in the emulator
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 3)]
     emulated_identity: u64,
 }
 
@@ -52,7 +52,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         seed: 0x6b6461,
         replay: None,
         max_heads: None,
-        tokens: Some(vec![1, 1, 2, 3, 4, 8]),
+        // 5 does not fill its second chunk.
+        tokens: Some(vec![1, 1, 2, 3, 4, 5, 8]),
         specialisations: 64,
         jobs: 0,
     };

@@ -162,40 +162,60 @@ impl Policies {
     }
 
     /// The measured choice for a device: the fewer (request, head) pairs there are, the more blocks
-    /// share one. Times behind it are in `docs/performance.md`; without clusters one block serves
-    /// a head.
+    /// share one. The times behind it, of an H200, are in `docs/performance.md`; without clusters
+    /// one block serves a head.
     pub fn for_device(
         arch: Arch,
         heads: usize,
         early_reads: EarlyReads,
         kinds: &[StepKind],
     ) -> Policies {
-        let mut policies = Vec::new();
+        let early = early_reads == EarlyReads::Caches;
+        let mode = |value_split, threads, row_lanes, slot_hints| Mode {
+            value_split,
+            threads,
+            row_lanes,
+            gate_schedule: match (value_split, threads) {
+                (1, _) | (2, 128) => GateSchedule::Block,
+                _ => GateSchedule::Cluster,
+            },
+            slot_hints: slot_hints && !early,
+        };
+        let (split8, split4) = (mode(8, 128, 8, true), mode(4, 128, 8, true));
+        let (split2, split2_narrow) = (mode(2, 256, 8, true), mode(2, 128, 8, true));
+        let (wide, widest) = (mode(1, 256, 32, false), mode(1, 512, 32, false));
+        let hinted = mode(1, 512, 32, true);
+        // Largest number of (request, head) pairs, and the mode up to there.
+        const ANY: usize = usize::MAX;
+        let rows: &[(usize, Mode)] = &match (arch.has_clusters(), early) {
+            (false, _) => [(ANY, widest); 6],
+            (true, false) => [
+                (16, split8),
+                (56, split4),
+                (144, split2),
+                (288, split2_narrow),
+                (2304, widest),
+                (ANY, hinted),
+            ],
+            (true, true) => [(144, split4), (ANY, wide), (ANY, wide), (ANY, wide), (ANY, wide), (ANY, wide)],
+        };
+        let mut policies: Vec<Policy> = Vec::new();
         for &kind in kinds {
-            let mut push = |max_requests: usize, mode: Mode| {
-                if max_requests > 0 {
+            let last = if kind.tokens() <= 4 { wide } else { widest };
+            let verify = [(16, split8), (96, split4), (ANY, last)];
+            let rows = match (kind.is_verify(), arch.has_clusters()) {
+                (false, _) => rows,
+                (true, true) => &verify[..],
+                (true, false) => &verify[2..],
+            };
+            let mut covered = 0;
+            for &(pairs, mode) in rows {
+                let max_requests = (pairs / heads.max(1)).min(kda_codegen::schedule::MAX_REQUESTS);
+                if max_requests > covered {
+                    covered = max_requests;
                     policies.push(Policy { kind, max_requests, mode });
                 }
-            };
-            let hints = arch.has_clusters() && early_reads == EarlyReads::Weights;
-            let mode = |value_split, threads, row_lanes, gate_schedule, slot_hints| Mode {
-                value_split,
-                threads,
-                row_lanes,
-                gate_schedule,
-                slot_hints: slot_hints && hints,
-            };
-            if arch.has_clusters() {
-                // Up to this many (request, head) pairs; measured at 12 heads, so in units of 12.
-                let pairs = |requests: usize| requests * 12 / heads;
-                push(pairs(4), mode(8, 128, 8, GateSchedule::Cluster, true));
-                push(pairs(8), mode(4, 128, 8, GateSchedule::Cluster, true));
-                push(pairs(16), mode(2, 256, 8, GateSchedule::Cluster, true));
             }
-            push(
-                kda_codegen::schedule::MAX_REQUESTS,
-                mode(1, 512, 32, GateSchedule::Block, false),
-            );
         }
         Policies(policies)
     }
