@@ -78,25 +78,45 @@ impl Drop for Folder {
 }
 
 fn specs(count: usize) -> Vec<KernelSpec> {
-    (1..=count).map(|heads| KernelSpec::new(Arch::Sm90a, heads)).collect()
+    (1..=count)
+        .map(|heads| KernelSpec::new(Arch::Sm90a, heads))
+        .collect()
 }
 
 /// A kernel whose device code is bytes drawn from its head count.
 fn kernel_of(spec: &KernelSpec, bytes: usize) -> Kernel {
     let mut state = spec.heads as u64 + 1;
     let cubin = (0..bytes).map(|_| random(&mut state) as u8).collect();
-    let resources = Resources { registers: 64, ..Resources::default() };
+    let resources = Resources {
+        registers: 64,
+        ..Resources::default()
+    };
     Kernel::new(spec, cubin, VERSION, Some(resources)).unwrap()
 }
 
 fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state = state
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
     *state >> 33
 }
 
 fn same(a: &Kernel, b: &Kernel) -> bool {
-    (a.spec, &a.entry, a.key, &a.cubin, a.nvrtc_version, a.resources)
-        == (b.spec, &b.entry, b.key, &b.cubin, b.nvrtc_version, b.resources)
+    (
+        a.spec,
+        &a.entry,
+        a.key,
+        &a.cubin,
+        a.nvrtc_version,
+        a.resources,
+    ) == (
+        b.spec,
+        &b.entry,
+        b.key,
+        &b.cubin,
+        b.nvrtc_version,
+        b.resources,
+    )
 }
 
 /// A bundle with an edited manifest under a right checksum.
@@ -123,8 +143,18 @@ fn sources_of(bytes: Vec<u8>) -> Result<KernelSources, Error> {
 
 /// The one file of a cache that holds one kernel.
 fn only_file(cache: &DiskCache) -> PathBuf {
-    let folder = fs::read_dir(cache.folder()).unwrap().next().unwrap().unwrap().path();
-    fs::read_dir(folder).unwrap().next().unwrap().unwrap().path()
+    let folder = fs::read_dir(cache.folder())
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    fs::read_dir(folder)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path()
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -138,7 +168,10 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 fn nvrtc_or_skip(test: &str) -> bool {
     let found = Nvrtc::load(&[PathBuf::from("../target/nvrtc")]);
     if let Err(error) = &found {
-        assert!(std::env::var_os("KDA_REQUIRE_NVRTC").is_none(), "{test}: {error}");
+        assert!(
+            std::env::var_os("KDA_REQUIRE_NVRTC").is_none(),
+            "{test}: {error}"
+        );
         eprintln!("SKIPPED {test}: {error}");
     }
     found.is_ok()
@@ -149,7 +182,10 @@ fn nvrtc_or_skip(test: &str) -> bool {
 #[test]
 fn a_bundle_round_trips() {
     let specs = specs(5);
-    let kernels: Vec<Kernel> = specs.iter().map(|spec| kernel_of(spec, 1000 + spec.heads)).collect();
+    let kernels: Vec<Kernel> = specs
+        .iter()
+        .map(|spec| kernel_of(spec, 1000 + spec.heads))
+        .collect();
     let bytes = encode_bundle(&kernels).unwrap();
     let folder = Folder::new("round");
     let path = folder.0.join("kda.bundle");
@@ -179,10 +215,11 @@ fn a_kernel_is_written_once() {
 #[test]
 fn the_second_bundle_is_asked_too() {
     let specs = specs(2);
-    let bundle = |spec| {
-        KernelBundle::from_bytes(encode_bundle(&[kernel_of(spec, 10)]).unwrap()).unwrap()
-    };
-    let sources = KernelSources::new().bundle(bundle(&specs[0])).bundle(bundle(&specs[1]));
+    let bundle =
+        |spec| KernelBundle::from_bytes(encode_bundle(&[kernel_of(spec, 10)]).unwrap()).unwrap();
+    let sources = KernelSources::new()
+        .bundle(bundle(&specs[0]))
+        .bundle(bundle(&specs[1]));
     assert_eq!(sources.kernels(&specs).unwrap().len(), 2);
 }
 
@@ -197,16 +234,30 @@ fn each_field_is_named_when_it_differs() {
     let fields = manifest["kernels"][0]["fields"].as_object().unwrap();
     assert_eq!(fields.len(), 14);
     for name in fields.keys() {
-        let bytes = edited(&bytes, |m| m["kernels"][0]["fields"][name] = json!("other\n"));
+        let bytes = edited(&bytes, |m| {
+            m["kernels"][0]["fields"][name] = json!("other\n")
+        });
         let error = sources_of(bytes).unwrap().kernel(&spec).unwrap_err();
         let difference = match &error {
-            Error::BundleMismatch { difference, entry: Some(_), .. } => difference,
-            Error::KernelMissing { nearest: Some(difference), .. } => difference,
+            Error::BundleMismatch {
+                difference,
+                entry: Some(_),
+                ..
+            } => difference,
+            Error::KernelMissing {
+                nearest: Some(difference),
+                ..
+            } => difference,
             other => panic!("{name}: {other}"),
         };
         assert_eq!(difference.field, *name);
         assert_eq!(difference.found, "other?");
-        assert!(error.to_string().contains(&format!("{name} is other? there")), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains(&format!("{name} is other? there")),
+            "{error}"
+        );
     }
     type Edit = fn(&mut Value);
     let others: [(&str, Edit); 3] = [
@@ -215,19 +266,32 @@ fn each_field_is_named_when_it_differs() {
         ("key", |m| m["kernels"][0]["nvrtc"] = json!([13, 1])),
     ];
     for (field, edit) in others {
-        match sources_of(edited(&bytes, edit)).unwrap().kernel(&spec).unwrap_err() {
+        match sources_of(edited(&bytes, edit))
+            .unwrap()
+            .kernel(&spec)
+            .unwrap_err()
+        {
             Error::BundleMismatch { difference, .. } => assert_eq!(difference.field, field),
             other => panic!("{field}: {other}"),
         }
     }
-    match sources_of(bytes.clone()).unwrap().require_nvrtc(13, 1).kernel(&spec).unwrap_err() {
+    match sources_of(bytes.clone())
+        .unwrap()
+        .require_nvrtc(13, 1)
+        .kernel(&spec)
+        .unwrap_err()
+    {
         Error::BundleMismatch { difference, .. } => {
             assert_eq!(difference.to_string(), "nvrtc is 13.0 there, 13.1 wanted");
         }
         other => panic!("{other}"),
     }
     match sources_of(edited(&bytes, |m| m["crate_version"] = json!("0.0.1"))).unwrap_err() {
-        Error::BundleMismatch { difference, entry: None, .. } => {
+        Error::BundleMismatch {
+            difference,
+            entry: None,
+            ..
+        } => {
             assert_eq!(difference.field, "crate_version");
         }
         other => panic!("{other}"),
@@ -236,10 +300,13 @@ fn each_field_is_named_when_it_differs() {
 
 #[test]
 fn a_missing_kernel_names_the_nearest() {
-    let held: Vec<Kernel> =
-        [(Arch::Sm100a, 3), (Arch::Sm90a, 6)].map(|(a, h)| kernel_of(&KernelSpec::new(a, h), 10)).into();
+    let held: Vec<Kernel> = [(Arch::Sm100a, 3), (Arch::Sm90a, 6)]
+        .map(|(a, h)| kernel_of(&KernelSpec::new(a, h), 10))
+        .into();
     let sources = sources_of(encode_bundle(&held).unwrap()).unwrap();
-    let error = sources.kernel(&KernelSpec::new(Arch::Sm90a, 12)).unwrap_err();
+    let error = sources
+        .kernel(&KernelSpec::new(Arch::Sm90a, 12))
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "no source has kda_decode_h12_dim_first_lower_bound_non_positive_split1_256x8_block for \
@@ -250,10 +317,23 @@ fn a_missing_kernel_names_the_nearest() {
 
 #[test]
 fn every_truncation_is_refused() {
-    let bytes = encode_bundle(&specs(2).iter().map(|s| kernel_of(s, 50)).collect::<Vec<_>>()).unwrap();
+    let bytes = encode_bundle(
+        &specs(2)
+            .iter()
+            .map(|s| kernel_of(s, 50))
+            .collect::<Vec<_>>(),
+    )
+    .unwrap();
     for length in 0..bytes.len() {
         match KernelBundle::from_bytes(bytes[..length].to_vec()) {
-            Err(Error::BundleDamaged { defect: Defect::TooShort { found_bytes, needed_bytes }, .. }) => {
+            Err(Error::BundleDamaged {
+                defect:
+                    Defect::TooShort {
+                        found_bytes,
+                        needed_bytes,
+                    },
+                ..
+            }) => {
                 assert_eq!(found_bytes, length as u64);
                 assert!(needed_bytes > found_bytes && needed_bytes <= bytes.len() as u64);
             }
@@ -264,7 +344,10 @@ fn every_truncation_is_refused() {
     longer.push(0);
     assert!(matches!(
         KernelBundle::from_bytes(longer),
-        Err(Error::BundleDamaged { defect: Defect::Trailing { extra_bytes: 1 }, .. })
+        Err(Error::BundleDamaged {
+            defect: Defect::Trailing { extra_bytes: 1 },
+            ..
+        })
     ));
 }
 
@@ -276,7 +359,10 @@ fn every_flipped_byte_is_noticed() {
         let mut flipped = bytes.clone();
         flipped[at] ^= 1 << (at % 8);
         let result = sources_of(flipped).and_then(|sources| sources.kernel(&spec));
-        assert!(matches!(result, Err(Error::BundleDamaged { .. })), "byte {at}: {result:?}");
+        assert!(
+            matches!(result, Err(Error::BundleDamaged { .. })),
+            "byte {at}: {result:?}"
+        );
     }
 }
 
@@ -284,9 +370,8 @@ fn every_flipped_byte_is_noticed() {
 fn hostile_manifests_are_refused() {
     let spec = specs(1)[0];
     let bytes = encode_bundle(&[kernel_of(&spec, 50)]).unwrap();
-    let set = |name: &'static str, value: Value| {
-        edited(&bytes, move |m| m["kernels"][0][name] = value)
-    };
+    let set =
+        |name: &'static str, value: Value| edited(&bytes, move |m| m["kernels"][0][name] = value);
     let twice = edited(&bytes, |m| {
         let kernel = m["kernels"][0].clone();
         m["kernels"].as_array_mut().unwrap().push(kernel);
@@ -298,13 +383,25 @@ fn hostile_manifests_are_refused() {
         ("offset past the end", set("cubin_offset", json!(1))),
         ("huge offset", set("cubin_offset", json!(u64::MAX))),
         ("huge length", set("cubin_bytes", json!(u64::MAX))),
-        ("length and offset near the end of u64", set("cubin_bytes", json!(u64::MAX - 60))),
+        (
+            "length and offset near the end of u64",
+            set("cubin_bytes", json!(u64::MAX - 60)),
+        ),
         ("negative offset", set("cubin_offset", json!(-1))),
         ("no bytes", set("cubin_bytes", json!(0))),
-        ("no such kernel list", edited(&bytes, |m| m["kernels"] = json!(7))),
+        (
+            "no such kernel list",
+            edited(&bytes, |m| m["kernels"] = json!(7)),
+        ),
         ("no fields", set("fields", json!(null))),
-        ("fields of another type", set("fields", json!({ "arch": 7 }))),
-        ("no resources of that kind", set("resources", json!({ "registers": -1 }))),
+        (
+            "fields of another type",
+            set("fields", json!({ "arch": 7 })),
+        ),
+        (
+            "no resources of that kind",
+            set("resources", json!({ "registers": -1 })),
+        ),
         ("twice the same", twice),
         ("deep nesting", with_manifest(deep.as_bytes(), b"")),
         ("no UTF-8", with_manifest(b"\"\xff\xfe\"", b"")),
@@ -314,11 +411,23 @@ fn hostile_manifests_are_refused() {
     ];
     for (name, bytes) in cases {
         let result = KernelBundle::from_bytes(bytes);
-        assert!(matches!(result, Err(Error::BundleDamaged { .. })), "{name}: {result:?}");
+        assert!(
+            matches!(result, Err(Error::BundleDamaged { .. })),
+            "{name}: {result:?}"
+        );
     }
     // Fields that are missing altogether make another specialisation.
     let result = sources_of(set("fields", json!({}))).unwrap().kernel(&spec);
-    assert!(matches!(result, Err(Error::KernelMissing { nearest: Some(_), .. })), "{result:?}");
+    assert!(
+        matches!(
+            result,
+            Err(Error::KernelMissing {
+                nearest: Some(_),
+                ..
+            })
+        ),
+        "{result:?}"
+    );
 }
 
 #[test]
@@ -327,7 +436,10 @@ fn an_unreadable_bundle_names_its_path() {
     for path in [folder.0.join("absent"), folder.0.clone()] {
         let error = KernelBundle::from_path(&path).unwrap_err();
         assert!(matches!(error, Error::BundleUnreadable { .. }));
-        assert!(error.to_string().starts_with(&path.display().to_string()), "{error}");
+        assert!(
+            error.to_string().starts_with(&path.display().to_string()),
+            "{error}"
+        );
     }
 }
 
@@ -352,7 +464,10 @@ fn the_cache_round_trips() {
     let newer = Kernel::new(&spec, vec![7; 10], (13, 2), None).unwrap();
     cache.store(&newer).unwrap();
     assert!(same(&cache.load(&spec, None).unwrap().unwrap(), &newer));
-    assert!(same(&cache.load(&spec, Some(VERSION)).unwrap().unwrap(), &kernel));
+    assert!(same(
+        &cache.load(&spec, Some(VERSION)).unwrap().unwrap(),
+        &kernel
+    ));
     assert_eq!(warnings(), Vec::<String>::new());
 }
 
@@ -366,7 +481,9 @@ fn damage_in_the_cache_is_reported_and_removed() {
     cache.store(&kernel).unwrap();
     let file = only_file(&cache);
     let whole = fs::read(&file).unwrap();
-    let mut damaged: Vec<Vec<u8>> = (0..whole.len()).map(|length| whole[..length].to_vec()).collect();
+    let mut damaged: Vec<Vec<u8>> = (0..whole.len())
+        .map(|length| whole[..length].to_vec())
+        .collect();
     for at in 0..whole.len() {
         let mut flipped = whole.clone();
         flipped[at] ^= 0x40;
@@ -374,8 +491,12 @@ fn damage_in_the_cache_is_reported_and_removed() {
     }
     damaged.push([&whole[..], b"x"].concat());
     damaged.push(edited(&whole, |m| m["crate_version"] = json!("9.9.9")));
-    damaged.push(edited(&whole, |m| m["kernels"][0]["nvrtc"] = json!([13, 3])));
-    damaged.push(edited(&whole, |m| m["kernels"][0]["fields"]["heads"] = json!("2")));
+    damaged.push(edited(&whole, |m| {
+        m["kernels"][0]["nvrtc"] = json!([13, 3])
+    }));
+    damaged.push(edited(&whole, |m| {
+        m["kernels"][0]["fields"]["heads"] = json!("2")
+    }));
     // Whole, but of another kernel.
     damaged.push(encode_bundle(&[kernel_of(&specs(2)[1], 40)]).unwrap());
     for (i, bytes) in damaged.iter().enumerate() {
@@ -383,7 +504,10 @@ fn damage_in_the_cache_is_reported_and_removed() {
         assert!(cache.load(&spec, None).unwrap().is_none(), "{i}");
         let said = warnings();
         assert_eq!(said.len(), 1, "{i}: {said:?}");
-        assert!(said[0].contains(&file.display().to_string()) || said[0].contains("no source"), "{said:?}");
+        assert!(
+            said[0].contains(&file.display().to_string()) || said[0].contains("no source"),
+            "{said:?}"
+        );
         assert!(!file.exists(), "{i}");
     }
     // Something that is no file at all is no reason to fail either.
@@ -403,7 +527,13 @@ fn foreign_names_in_the_cache_are_ignored() {
     let spec = specs(1)[0];
     cache.store(&kernel_of(&spec, 40)).unwrap();
     let of_kernel = only_file(&cache).parent().unwrap().to_owned();
-    for name in ["notes.txt", "99999999999.0.kernel", "13.kernel", ".7-7-7.partial", "11.0.kernel"] {
+    for name in [
+        "notes.txt",
+        "99999999999.0.kernel",
+        "13.kernel",
+        ".7-7-7.partial",
+        "11.0.kernel",
+    ] {
         fs::write(of_kernel.join(name), "x").unwrap();
     }
     assert!(cache.load(&spec, None).unwrap().is_some());
@@ -417,10 +547,14 @@ fn abandoned_files_are_removed() {
     let kernel = kernel_of(&specs(1)[0], 40);
     cache.store(&kernel).unwrap();
     let of_kernel = only_file(&cache).parent().unwrap().to_owned();
-    let (old, young) = (of_kernel.join(".1-1-1.partial"), of_kernel.join(".2-2-2.partial"));
+    let (old, young) = (
+        of_kernel.join(".1-1-1.partial"),
+        of_kernel.join(".2-2-2.partial"),
+    );
     fs::write(&young, "x").unwrap();
     let file = fs::File::create(&old).unwrap();
-    file.set_modified(std::time::SystemTime::now() - Duration::from_secs(7200)).unwrap();
+    file.set_modified(std::time::SystemTime::now() - Duration::from_secs(7200))
+        .unwrap();
     cache.store(&kernel).unwrap();
     assert!(!old.exists() && young.exists());
 }
@@ -436,7 +570,9 @@ fn a_cache_that_cannot_be_written_is_a_warning() {
     fs::write(&file, "").unwrap();
     // A file where the folder should be; a folder that the system makes read-only for everyone.
     for place in [file, "/proc/kda".into()] {
-        let sources = KernelSources::new().disk_cache(DiskCache::at(place)).nvrtc(&[]);
+        let sources = KernelSources::new()
+            .disk_cache(DiskCache::at(place))
+            .nvrtc(&[]);
         let kernel = sources.kernel(&specs(1)[0]).unwrap();
         assert_eq!(kernel.origin, Origin::Compiled);
         let said = warnings();
@@ -465,7 +601,10 @@ fn a_warm_cache_serves_sixteen_kernels_in_time() {
         .collect();
     // The least of ten: other work on the machine is not the cache's.
     let least = times.iter().min().unwrap();
-    println!("16 kernels from a warm cache: {least:?}, first {:?}", times[0]);
+    println!(
+        "16 kernels from a warm cache: {least:?}, first {:?}",
+        times[0]
+    );
     assert!(*least <= Duration::from_millis(20), "{times:?}");
 }
 
@@ -482,11 +621,20 @@ fn cold_then_warm_then_bundled() {
     let cold = sources.kernels(&specs).unwrap();
     let warm = sources.kernels(&specs).unwrap();
     // Without NVRTC among the sources, the cache alone serves.
-    let cached = KernelSources::new().disk_cache(cache).kernels(&specs).unwrap();
-    let bundled = sources_of(encode_bundle(&cold).unwrap()).unwrap().kernels(&specs).unwrap();
+    let cached = KernelSources::new()
+        .disk_cache(cache)
+        .kernels(&specs)
+        .unwrap();
+    let bundled = sources_of(encode_bundle(&cold).unwrap())
+        .unwrap()
+        .kernels(&specs)
+        .unwrap();
     for i in 0..specs.len() {
         assert_eq!(cold[i].origin, Origin::Compiled);
-        assert_eq!((warm[i].origin, cached[i].origin), (Origin::Cache, Origin::Cache));
+        assert_eq!(
+            (warm[i].origin, cached[i].origin),
+            (Origin::Cache, Origin::Cache)
+        );
         assert_eq!(bundled[i].origin, Origin::Bundle);
         for other in [&warm[i], &cached[i], &bundled[i]] {
             assert!(same(&cold[i], other));
@@ -502,15 +650,36 @@ fn cold_then_warm_then_bundled() {
     for (cold, rebuilt) in cold.iter().zip(&rebuilt) {
         assert!(same(cold, rebuilt) && rebuilt.origin == Origin::Compiled);
     }
-    assert!(sources.kernels(&specs).unwrap().iter().all(|kernel| kernel.origin == Origin::Cache));
-    let required = KernelSources::new().nvrtc(&[]).require_nvrtc(99, 0).kernel(&specs[0]);
-    assert!(matches!(required, Err(Error::NvrtcVersion { required: (99, 0), .. })), "{required:?}");
+    assert!(
+        sources
+            .kernels(&specs)
+            .unwrap()
+            .iter()
+            .all(|kernel| kernel.origin == Origin::Cache)
+    );
+    let required = KernelSources::new()
+        .nvrtc(&[])
+        .require_nvrtc(99, 0)
+        .kernel(&specs[0]);
+    assert!(
+        matches!(
+            required,
+            Err(Error::NvrtcVersion {
+                required: (99, 0),
+                ..
+            })
+        ),
+        "{required:?}"
+    );
 }
 
 #[test]
 fn nvrtc_is_not_loaded_without_need() {
     let folder = Folder::new("lazy");
-    let out = child("lazy", &folder.0).stdout(Stdio::piped()).output().unwrap();
+    let out = child("lazy", &folder.0)
+        .stdout(Stdio::piped())
+        .output()
+        .unwrap();
     assert!(out.status.success(), "{out:?}");
 }
 
@@ -523,7 +692,12 @@ const CHILD_FOLDER: &str = "KDA_CACHE_TEST_FOLDER";
 fn child(work: &str, folder: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", "child_process", "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            "child_process",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(CHILD, work)
         .env(CHILD_FOLDER, folder)
         .stdout(Stdio::null());
@@ -533,14 +707,19 @@ fn child(work: &str, folder: &Path) -> Command {
 /// The work of a child; a test only so that the binary can be started with it.
 #[test]
 fn child_process() {
-    let Some(work) = std::env::var_os(CHILD) else { return };
+    let Some(work) = std::env::var_os(CHILD) else {
+        return;
+    };
     let folder = PathBuf::from(std::env::var_os(CHILD_FOLDER).unwrap());
     let cache = DiskCache::at(&folder);
     let _alone = alone();
     match work.to_str().unwrap() {
         // Writes for ever; the parent kills it.
         "fill" => {
-            let kernels: Vec<Kernel> = specs(3).iter().map(|spec| kernel_of(spec, 1_000_000)).collect();
+            let kernels: Vec<Kernel> = specs(3)
+                .iter()
+                .map(|spec| kernel_of(spec, 1_000_000))
+                .collect();
             println!("ready");
             loop {
                 for kernel in &kernels {
@@ -549,7 +728,10 @@ fn child_process() {
             }
         }
         "share" => {
-            let kernels: Vec<Kernel> = specs(3).iter().map(|spec| kernel_of(spec, 100_000)).collect();
+            let kernels: Vec<Kernel> = specs(3)
+                .iter()
+                .map(|spec| kernel_of(spec, 100_000))
+                .collect();
             for _ in 0..20 {
                 for kernel in &kernels {
                     if let Some(found) = cache.load(&kernel.spec, None).unwrap() {
@@ -575,16 +757,24 @@ fn child_process() {
         }
         "lazy" => {
             let spec = specs(1)[0];
-            let bundle = KernelBundle::from_bytes(encode_bundle(&[kernel_of(&spec, 10)]).unwrap()).unwrap();
+            let bundle =
+                KernelBundle::from_bytes(encode_bundle(&[kernel_of(&spec, 10)]).unwrap()).unwrap();
             cache.store(&kernel_of(&specs(2)[1], 10)).unwrap();
-            let sources = KernelSources::new().bundle(bundle).disk_cache(cache).nvrtc(&[]);
+            let sources = KernelSources::new()
+                .bundle(bundle)
+                .disk_cache(cache)
+                .nvrtc(&[]);
             assert_eq!(sources.kernel(&spec).unwrap().origin, Origin::Bundle);
             assert_eq!(sources.kernel(&specs(2)[1]).unwrap().origin, Origin::Cache);
             if cfg!(target_os = "linux") {
                 let maps = fs::read_to_string("/proc/self/maps").unwrap();
                 assert!(!maps.contains("libnvrtc"), "{maps}");
                 if Nvrtc::load(&[]).is_ok() {
-                    assert!(fs::read_to_string("/proc/self/maps").unwrap().contains("libnvrtc"));
+                    assert!(
+                        fs::read_to_string("/proc/self/maps")
+                            .unwrap()
+                            .contains("libnvrtc")
+                    );
                 }
             }
         }
@@ -602,7 +792,11 @@ fn all_succeed(children: Vec<Child>) {
 #[test]
 fn ten_processes_share_a_cache() {
     let folder = Folder::new("share");
-    let spawn = |work| (0..10).map(|_| child(work, &folder.0).spawn().unwrap()).collect();
+    let spawn = |work| {
+        (0..10)
+            .map(|_| child(work, &folder.0).spawn().unwrap())
+            .collect()
+    };
     all_succeed(spawn("share"));
     assert_eq!(files(&folder.0).len(), 3, "no unfinished file stays");
     fs::remove_dir_all(&folder.0).unwrap();
@@ -635,11 +829,17 @@ fn killed_processes_never_leave_a_bad_cache() {
     let _alone = alone();
     let folder = Folder::new("killed");
     let cache = DiskCache::at(&folder.0);
-    let kernels: Vec<Kernel> = specs(3).iter().map(|spec| kernel_of(spec, 1_000_000)).collect();
+    let kernels: Vec<Kernel> = specs(3)
+        .iter()
+        .map(|spec| kernel_of(spec, 1_000_000))
+        .collect();
     let mut state = 0x5eed;
     let (mut partial, mut found) = (0, 0);
     for round in 0..200 {
-        let mut child = child("fill", &folder.0).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = child("fill", &folder.0)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         // Until it says that it writes.
         let mut out = child.stdout.take().unwrap();
         let mut said = Vec::new();
@@ -649,7 +849,10 @@ fn killed_processes_never_leave_a_bad_cache() {
         }
         std::thread::sleep(Duration::from_micros(random(&mut state) % 5_000));
         child.kill().unwrap();
-        assert!(!child.wait().unwrap().success(), "round {round}: it ended by itself");
+        assert!(
+            !child.wait().unwrap().success(),
+            "round {round}: it ended by itself"
+        );
         for kernel in &kernels {
             if let Some(cached) = cache.load(&kernel.spec, None).unwrap() {
                 assert!(same(&cached, kernel), "round {round}");
@@ -658,21 +861,28 @@ fn killed_processes_never_leave_a_bad_cache() {
         }
         assert_eq!(warnings(), Vec::<String>::new(), "round {round}");
         let left = files(&folder.0);
-        let unfinished: HashSet<_> =
-            left.iter().filter(|file| file.extension().is_some_and(|e| e == "partial")).collect();
+        let unfinished: HashSet<_> = left
+            .iter()
+            .filter(|file| file.extension().is_some_and(|e| e == "partial"))
+            .collect();
         partial += usize::from(!unfinished.is_empty());
         // The next round starts from nothing, every other time.
         if round % 2 == 0 {
             fs::remove_dir_all(&folder.0).unwrap();
             fs::create_dir(&folder.0).unwrap();
         } else {
-            unfinished.into_iter().for_each(|file| fs::remove_file(file).unwrap());
+            unfinished
+                .into_iter()
+                .for_each(|file| fs::remove_file(file).unwrap());
         }
     }
     println!("killed in the middle of a write: {partial} of 200; whole kernels found: {found}");
     assert!(partial >= 5, "only {partial} of 200 kills hit a write");
     for kernel in &kernels {
         cache.store(kernel).unwrap();
-        assert!(same(&cache.load(&kernel.spec, None).unwrap().unwrap(), kernel));
+        assert!(same(
+            &cache.load(&kernel.spec, None).unwrap().unwrap(),
+            kernel
+        ));
     }
 }

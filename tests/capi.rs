@@ -32,13 +32,18 @@ fn the_header_is_the_generated_one() {
         fs::write(&header, &generated).unwrap();
     }
     let found = fs::read_to_string(&header).unwrap_or_default();
-    assert!(found == generated, "{} differs, KDA_BLESS=1 renews it", header.display());
+    assert!(
+        found == generated,
+        "{} differs, KDA_BLESS=1 renews it",
+        header.display()
+    );
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn a_c_program_uses_every_function() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("capi-{}", std::process::id()));
+    let folder =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("capi-{}", std::process::id()));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     let decode = KernelSpec::new(Arch::Sm90a, 2);
@@ -50,7 +55,11 @@ fn a_c_program_uses_every_function() {
     let bundle = folder.join("kda.bundle");
     fs::write(&bundle, encode_bundle(&kernels).unwrap()).unwrap();
 
-    let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let libraries = std::env::current_exe()
+        .unwrap()
+        .parent()
+        .unwrap()
+        .to_owned();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("capi/plan.c");
     let text = fs::read_to_string(&source).unwrap();
     let header = fs::read_to_string(crate_folder().join("include/prepared_kda.h")).unwrap();
@@ -60,7 +69,10 @@ fn a_c_program_uses_every_function() {
         .collect();
     assert!(functions.len() >= 18, "{functions:?}");
     for function in functions {
-        assert!(text.contains(&format!("{function}(")), "{function} is not used");
+        assert!(
+            text.contains(&format!("{function}(")),
+            "{function} is not used"
+        );
     }
     for (kind, library) in [("static", "libkda_capi.a"), ("shared", "libkda_capi.so")] {
         let library = libraries.join(library);
@@ -74,16 +86,27 @@ fn a_c_program_uses_every_function() {
             .arg(&program)
             .output()
             .unwrap();
-        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        assert!(
+            compiled.status.success(),
+            "{}",
+            String::from_utf8_lossy(&compiled.stderr)
+        );
         let ran = Command::new(&program)
             .arg(&bundle)
             .arg(folder.join("cache"))
             .env("LD_LIBRARY_PATH", &libraries)
             .output()
             .unwrap();
-        assert!(ran.status.success(), "{kind}: {}", String::from_utf8_lossy(&ran.stderr));
+        assert!(
+            ran.status.success(),
+            "{kind}: {}",
+            String::from_utf8_lossy(&ran.stderr)
+        );
         let said = String::from_utf8_lossy(&ran.stdout);
-        assert!(said.contains("grid 2 3 1\n") && said.ends_with("done\n"), "{kind}: {said}");
+        assert!(
+            said.contains("grid 2 3 1\n") && said.ends_with("done\n"),
+            "{kind}: {said}"
+        );
     }
     fs::remove_dir_all(&folder).unwrap();
 }

@@ -38,7 +38,11 @@ struct Worst {
 /// A case outside the oracle's bounds on either, or no GPU.
 pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let kernels = KernelCache::new(load_nvrtc()?);
-    let limits = Limits { tokens: vec![1, 1, 2, 3, 4, 8], specialisations: 48, ..Limits::small() };
+    let limits = Limits {
+        tokens: vec![1, 1, 2, 3, 4, 8],
+        specialisations: 48,
+        ..Limits::small()
+    };
     let arch = CudaExecutor::new(kernels.clone())?.device.arch();
     let worst = Mutex::new(Worst::default());
     let failure: Mutex<Option<String>> = Mutex::new(None);
@@ -49,7 +53,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             scope.spawn(move || {
                 let cases = (job..options.cases).step_by(jobs as usize);
                 if let Err(error) = share(cases, options.seed, arch, kernels, limits, worst) {
-                    failure.lock().expect("no job panics").get_or_insert(error.to_string());
+                    failure
+                        .lock()
+                        .expect("no job panics")
+                        .get_or_insert(error.to_string());
                 }
             });
         }
@@ -58,10 +65,19 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         return Err(failure.into());
     }
     let worst = worst.into_inner().expect("no job panics");
-    println!("{} cases on the GPU and in the emulator, both within the oracle's bounds", options.cases);
+    println!(
+        "{} cases on the GPU and in the emulator, both within the oracle's bounds",
+        options.cases
+    );
     println!("{} left identical bytes everywhere", worst.identical);
-    println!("worst difference of out: {:.3} bf16 ulps of the row's largest", worst.out_ulps);
-    println!("worst difference of a state matrix: {:.3e} (Frobenius, relative)", worst.state_relative);
+    println!(
+        "worst difference of out: {:.3} bf16 ulps of the row's largest",
+        worst.out_ulps
+    );
+    println!(
+        "worst difference of a state matrix: {:.3e} (Frobenius, relative)",
+        worst.state_relative
+    );
     Ok(())
 }
 
@@ -88,14 +104,23 @@ fn share(
                 .map_err(|mismatch| format!("{}: {mismatch}", executor.name()))?;
             results.push(after);
         }
-        compare(&case, &results[0], &results[1], &mut worst.lock().expect("no job panics"));
+        compare(
+            &case,
+            &results[0],
+            &results[1],
+            &mut worst.lock().expect("no job panics"),
+        );
     }
     Ok(())
 }
 
 fn compare(case: &Case, a: &Buffers, b: &Buffers, worst: &mut Worst) {
     let shape = &case.shape;
-    let identical = a.regions().into_iter().zip(b.regions()).all(|(a, b)| a == b);
+    let identical = a
+        .regions()
+        .into_iter()
+        .zip(b.regions())
+        .all(|(a, b)| a == b);
     worst.identical += u64::from(identical);
     if identical {
         return;
@@ -112,7 +137,10 @@ fn compare(case: &Case, a: &Buffers, b: &Buffers, worst: &mut Worst) {
     }
     for slot in 0..shape.pool_slots {
         let (left, right) = (a.states(shape, slot), b.states(shape, slot));
-        for (left, right) in left.chunks_exact(128 * 128).zip(right.chunks_exact(128 * 128)) {
+        for (left, right) in left
+            .chunks_exact(128 * 128)
+            .zip(right.chunks_exact(128 * 128))
+        {
             let (mut difference, mut size) = (0.0, 0.0);
             for (&l, &r) in left.iter().zip(right) {
                 difference += (f64::from(l) - f64::from(r)).powi(2);

@@ -26,7 +26,11 @@ pub struct Options {
     #[arg(long, value_delimiter = ',', default_value = "12")]
     heads: Vec<usize>,
     /// Requests
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,2,4,8,16,32,64,128,256"
+    )]
     batch: Vec<usize>,
     /// Tokens a request: 1 is a decode step, more a verify step
     #[arg(long, value_delimiter = ',', default_value = "1")]
@@ -57,7 +61,11 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let kernels = KernelCache::new(load_nvrtc()?);
     let device = cuda::current_device()?;
     let bench = Bench::new(device, kernels)?;
-    println!("{}, {} layers, microseconds a layer", cuda::device_name()?, options.layers);
+    println!(
+        "{}, {} layers, microseconds a layer",
+        cuda::device_name()?,
+        options.layers
+    );
     println!("heads tokens batch   median      min      p90   GB/s  mode");
     for &heads in &options.heads {
         for &tokens in &options.tokens {
@@ -90,14 +98,23 @@ impl Bench {
         let ptx = concat!(include_str!("evict.ptx"), "\0");
         // SAFETY: the text is complete and ends in 0; the handles are locals.
         unsafe {
-            check("cuModuleLoadData", sys::cuModuleLoadData(&mut module, ptx.as_ptr().cast()))?;
+            check(
+                "cuModuleLoadData",
+                sys::cuModuleLoadData(&mut module, ptx.as_ptr().cast()),
+            )?;
             check(
                 "cuModuleGetFunction",
                 sys::cuModuleGetFunction(&mut evict, module, c"evict".as_ptr()),
             )?;
         }
         let evicted = DeviceMemory::new(1 << 30)?;
-        let bench = Bench { device, kernels, stream: cuda::new_stream()?, evict, evicted };
+        let bench = Bench {
+            device,
+            kernels,
+            stream: cuda::new_stream()?,
+            evict,
+            evicted,
+        };
         // A process that has used few streams replays graphs faster than a serving process does.
         for _ in 0..5 {
             let stream = cuda::new_stream()?;
@@ -109,8 +126,11 @@ impl Bench {
 
     fn evict(&self, stream: Stream, bytes: u64) -> Result<(), Box<dyn Error>> {
         let (mut base, mut bytes, mut sink) = (self.evicted.address, bytes, self.evicted.address);
-        let mut parameters =
-            [(&raw mut base).cast(), (&raw mut bytes).cast(), (&raw mut sink).cast()];
+        let mut parameters = [
+            (&raw mut base).cast(),
+            (&raw mut bytes).cast(),
+            (&raw mut sink).cast(),
+        ];
         // SAFETY: three 64-bit parameters as the kernel declares; it reads inside `evicted`.
         check("cuLaunchKernel", unsafe {
             sys::cuLaunchKernel(
@@ -146,8 +166,13 @@ impl Bench {
             offsets.push((name, layer_bytes));
             layer_bytes += region.bytes.len().next_multiple_of(256);
         }
-        let offset_of =
-            |name: &str| offsets.iter().find(|(known, _)| *known == name).expect("a region").1;
+        let offset_of = |name: &str| {
+            offsets
+                .iter()
+                .find(|(known, _)| *known == name)
+                .expect("a region")
+                .1
+        };
         let layers = if options.once { 1 } else { options.layers };
         let memory = DeviceMemory::new(layer_bytes * layers)?;
         let restore = |layer: usize| -> Result<(), Box<dyn Error>> {
@@ -209,9 +234,12 @@ impl Bench {
                     reference = Some(after);
                 }
                 Some(reference) => {
-                    for ((name, a), (_, b)) in reference.regions().into_iter().zip(after.regions()) {
+                    for ((name, a), (_, b)) in reference.regions().into_iter().zip(after.regions())
+                    {
                         if a != b {
-                            return Err(format!("{text}: {name} differs from the first mode").into());
+                            return Err(
+                                format!("{text}: {name} differs from the first mode").into()
+                            );
                         }
                     }
                 }
@@ -221,9 +249,12 @@ impl Bench {
             }
             let times = self.time(&prepared, &steps, options.replays)?;
             let mode = prepared.kernels().iter().find(|info| {
-                prepared.plan().step(&steps[0], 8).ok().flatten().is_some_and(|planned| {
-                    prepared.plan().kernels()[planned.kernel] == info.spec
-                })
+                prepared
+                    .plan()
+                    .step(&steps[0], 8)
+                    .ok()
+                    .flatten()
+                    .is_some_and(|planned| prepared.plan().kernels()[planned.kernel] == info.spec)
             });
             let mode = mode.map_or(text.clone(), |info| {
                 let early = info.spec.early_reads == EarlyReads::Caches;
@@ -236,7 +267,11 @@ impl Bench {
                 times.median,
                 times.min,
                 times.p90,
-                if text.starts_with("default") { "  (default)" } else { "" }
+                if text.starts_with("default") {
+                    "  (default)"
+                } else {
+                    ""
+                }
             );
             if let Some(path) = &options.out {
                 let line = serde_json::json!({
@@ -244,7 +279,10 @@ impl Bench {
                     "median_us": times.median, "min_us": times.min, "p90_us": times.p90,
                     "layers": layers,
                 });
-                let mut file = fs::OpenOptions::new().create(true).append(true).open(path)?;
+                let mut file = fs::OpenOptions::new()
+                    .create(true)
+                    .append(true)
+                    .open(path)?;
                 writeln!(file, "{line}")?;
             }
         }
@@ -259,8 +297,7 @@ impl Bench {
                 _ => EarlyReads::Weights,
             };
             let config = placed::config(case, early);
-            let policies =
-                Policies::for_device(self.device.arch(), config.heads, early, &[kind]);
+            let policies = Policies::for_device(self.device.arch(), config.heads, early, &[kind]);
             return Ok((config, policies));
         }
         let (mode, early) = placed::parse_mode(text)?;
@@ -298,7 +335,10 @@ impl Bench {
             for step in steps {
                 prepared.run(stream, step)?;
             }
-            check("cuStreamEndCapture", sys::cuStreamEndCapture(stream, &mut graph))?;
+            check(
+                "cuStreamEndCapture",
+                sys::cuStreamEndCapture(stream, &mut graph),
+            )?;
             check(
                 "cuGraphInstantiate",
                 sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0),
@@ -359,8 +399,11 @@ fn case(heads: usize, tokens: usize, requests: usize) -> Case {
     case.shape = Shape::dense(heads, requests, tokens, gate);
     case.skew = Default::default();
     case.verify = tokens > 1;
-    case.accepted =
-        case.verify.then(|| (0..requests).map(|_| 1 + rng.below(tokens) as i32).collect());
+    case.accepted = case.verify.then(|| {
+        (0..requests)
+            .map(|_| 1 + rng.below(tokens) as i32)
+            .collect()
+    });
     let mut slots: Vec<i32> = (1..=(requests * tokens) as i32).collect();
     rng.shuffle(&mut slots);
     case.slots = slots;

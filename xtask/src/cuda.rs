@@ -31,7 +31,9 @@ impl DeviceMemory {
     pub fn new(bytes: usize) -> Result<DeviceMemory, Box<dyn Error>> {
         let mut address = 0;
         // SAFETY: the pointer is to a local.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) })?;
+        check("cuMemAlloc", unsafe {
+            sys::cuMemAlloc_v2(&mut address, bytes.max(1))
+        })?;
         Ok(DeviceMemory { address, bytes })
     }
 
@@ -40,7 +42,11 @@ impl DeviceMemory {
         assert!(offset + data.len() <= self.bytes);
         // SAFETY: source and destination hold the bytes.
         check("cuMemcpyHtoD", unsafe {
-            sys::cuMemcpyHtoD_v2(self.address + offset as u64, data.as_ptr().cast(), data.len())
+            sys::cuMemcpyHtoD_v2(
+                self.address + offset as u64,
+                data.as_ptr().cast(),
+                data.len(),
+            )
         })
     }
 
@@ -73,7 +79,10 @@ pub fn current_device() -> Result<Device, Box<dyn Error>> {
     // the rest of the process.
     unsafe {
         check("cuDeviceGet", sys::cuDeviceGet(&mut handle, 0))?;
-        check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, handle))?;
+        check(
+            "cuDevicePrimaryCtxRetain",
+            sys::cuDevicePrimaryCtxRetain(&mut context, handle),
+        )?;
         check("cuCtxSetCurrent", sys::cuCtxSetCurrent(context))?;
     }
     Ok(device)
@@ -83,22 +92,30 @@ pub fn current_device() -> Result<Device, Box<dyn Error>> {
 pub fn device_name() -> Result<String, Box<dyn Error>> {
     let mut name = [0u8; 128];
     // SAFETY: the buffer holds the stated bytes.
-    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 127, 0) })?;
-    Ok(String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned())
+    check("cuDeviceGetName", unsafe {
+        sys::cuDeviceGetName(name.as_mut_ptr().cast(), 127, 0)
+    })?;
+    Ok(String::from_utf8_lossy(&name)
+        .trim_end_matches('\0')
+        .to_owned())
 }
 
 /// A stream that does not wait for the default one.
 pub fn new_stream() -> Result<Stream, Box<dyn Error>> {
     let mut stream = std::ptr::null_mut();
     // SAFETY: the pointer is to a local.
-    check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, 1) })?;
+    check("cuStreamCreate", unsafe {
+        sys::cuStreamCreate(&mut stream, 1)
+    })?;
     Ok(stream)
 }
 
 /// Waits for a stream.
 pub fn synchronize(stream: Stream) -> Result<(), Box<dyn Error>> {
     // SAFETY: the stream is live.
-    check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })
+    check("cuStreamSynchronize", unsafe {
+        sys::cuStreamSynchronize(stream)
+    })
 }
 
 /// Runs cases on device 0.
@@ -114,7 +131,12 @@ impl CudaExecutor {
     /// Opens device 0.
     pub fn new(kernels: KernelCache) -> Result<CudaExecutor, Box<dyn Error>> {
         let device = current_device()?;
-        Ok(CudaExecutor { device, kernels, stream: new_stream()?, arena: DeviceMemory::new(1)? })
+        Ok(CudaExecutor {
+            device,
+            kernels,
+            stream: new_stream()?,
+            arena: DeviceMemory::new(1)?,
+        })
     }
 }
 
@@ -151,12 +173,18 @@ impl Executor for CudaExecutor {
             self.arena = DeviceMemory::new(total.next_power_of_two())?;
         }
         let offset_of = |name: &str| {
-            offsets.iter().find(|(known, _)| *known == name).expect("a region").1
+            offsets
+                .iter()
+                .find(|(known, _)| *known == name)
+                .expect("a region")
+                .1
         };
         for (name, region) in buffers.regions() {
             self.arena.upload(offset_of(name), &region.bytes)?;
         }
-        let step = placed::step(case, buffers, |name| self.arena.address + offset_of(name) as u64);
+        let step = placed::step(case, buffers, |name| {
+            self.arena.address + offset_of(name) as u64
+        });
         // SAFETY: the step's operands lie in the arena, which outlives the synchronised launch.
         unsafe { prepared.run(self.stream, &step) }?;
         let faults = prepared.take_faults(self.stream)?;

@@ -28,7 +28,10 @@ pub fn run() -> Result<(), Box<dyn Error>> {
         Err(reason) => {
             println!("no GPU ({reason}): running the kernels' PTX in the emulator");
             let arch = Arch::Sm90a;
-            (Box::new(EmulatorExecutor::new(arch, kernels.clone(), 1)), arch)
+            (
+                Box::new(EmulatorExecutor::new(arch, kernels.clone(), 1)),
+                arch,
+            )
         }
     };
     for (title, tokens, requests) in [("decode", 1, 3), ("verify", 4, 2)] {
@@ -48,13 +51,17 @@ pub fn run() -> Result<(), Box<dyn Error>> {
         println!(
             "  compiled {} for {arch}: {}",
             kernel.source.entry,
-            kernel.resources.map_or("no report".into(), |r| r.to_string())
+            kernel
+                .resources
+                .map_or("no report".into(), |r| r.to_string())
         );
         let before = Buffers::new(&case);
         let mut after = before.clone();
         let faults = executor.run(&case, &mode, &mut after)?;
         let errors = case.check(&before, &after, faults.as_ref())?;
-        println!("  one launch: conv + SiLU, gate, delta rule, gated norm, caches updated in place");
+        println!(
+            "  one launch: conv + SiLU, gate, delta rule, gated norm, caches updated in place"
+        );
         println!("  against the f64 oracle, all within bounds:");
         for line in errors.to_string().lines() {
             println!("  {line}");

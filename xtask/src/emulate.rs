@@ -29,7 +29,13 @@ pub struct EmulatorExecutor<K = KernelCache> {
 impl<K: Kernels> EmulatorExecutor<K> {
     /// Kernels of `arch`; `seed` draws the order in which warps run.
     pub fn new(arch: Arch, kernels: K, seed: u64) -> EmulatorExecutor<K> {
-        EmulatorExecutor { arch, kernels, modules: HashMap::new(), seed, thread_instructions: 0 }
+        EmulatorExecutor {
+            arch,
+            kernels,
+            modules: HashMap::new(),
+            seed,
+            thread_instructions: 0,
+        }
     }
 
     fn module(&mut self, spec: &KernelSpec) -> Result<(String, Arc<Module>), Box<dyn Error>> {
@@ -52,10 +58,12 @@ pub fn parameters(planned: &Planned) -> Vec<Param> {
     PARAMETERS
         .iter()
         .zip(values)
-        .map(|(parameter, bytes)| match (parameter, <[u8; 8]>::try_from(&bytes[..])) {
-            (Parameter::Pointer(_), Ok(address)) => Param::U64(u64::from_ne_bytes(address)),
-            _ => Param::Bytes(bytes),
-        })
+        .map(
+            |(parameter, bytes)| match (parameter, <[u8; 8]>::try_from(&bytes[..])) {
+                (Parameter::Pointer(_), Ok(address)) => Param::U64(u64::from_ne_bytes(address)),
+                _ => Param::Bytes(bytes),
+            },
+        )
         .collect()
 }
 
@@ -78,17 +86,26 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
         let config = placed::config(case, early_reads);
         let policies = Policies::single(&[placed::kind(case)], parsed);
         let plan = Plan::new(self.arch, &config, &policies)?;
-        let names: Vec<&str> = buffers.regions().into_iter().map(|(name, _)| name).collect();
+        let names: Vec<&str> = buffers
+            .regions()
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
         let place = |name: &str| {
             let index = match name {
                 "faults" => names.len(),
-                _ => names.iter().position(|known| *known == name).expect("a region"),
+                _ => names
+                    .iter()
+                    .position(|known| *known == name)
+                    .expect("a region"),
             };
             REGION_STRIDE * (index as u64 + 1)
         };
         let faults_address = place("faults");
         let step = placed::step(case, buffers, place);
-        let Some(planned) = plan.step(&step, faults_address)? else { return Ok(None) };
+        let Some(planned) = plan.step(&step, faults_address)? else {
+            return Ok(None);
+        };
         let (entry, module) = self.module(&plan.kernels()[planned.kernel])?;
 
         let mut memory = Memory::new();
@@ -147,7 +164,11 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
         let record = memory.read("faults");
         let word = |at: usize| u32::from_le_bytes(record[at..at + 4].try_into().expect("4 bytes"));
         let first = u64::from(word(4)) << 32 | u64::from(word(0));
-        let record = FaultRecord { first, count: word(8), reserved: 0 };
+        let record = FaultRecord {
+            first,
+            count: word(8),
+            reserved: 0,
+        };
         Ok(kda_runtime::Faults::from_record(record).and_then(placed::faults))
     }
 }

@@ -112,7 +112,11 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     for spec in &specs {
         spec.validate()?;
     }
-    let kernels = if options.source_only { None } else { Some(KernelCache::new(load_nvrtc()?)) };
+    let kernels = if options.source_only {
+        None
+    } else {
+        Some(KernelCache::new(load_nvrtc()?))
+    };
     if let Some(kernels) = &kernels {
         kernels.compile_all(&specs);
     }
@@ -126,7 +130,12 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         let stem = rendered.entry.clone();
         let mut put = |extension: &str, bytes: &[u8]| -> Result<(), Box<dyn Error>> {
             files += 1;
-            write(&folder, &format!("{stem}.{extension}"), bytes, options.check)
+            write(
+                &folder,
+                &format!("{stem}.{extension}"),
+                bytes,
+                options.check,
+            )
         };
         put("cu", rendered.text.as_bytes())?;
         if let Some(kernels) = &kernels {
@@ -134,13 +143,19 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             put("ptx", kernel.ptx.as_bytes())?;
             put("cubin", &kernel.cubin)?;
             put("json", format!("{:#}\n", manifest(&kernel)).as_bytes())?;
-            let report = kernel.resources.map_or("no report".into(), |r| r.to_string());
+            let report = kernel
+                .resources
+                .map_or("no report".into(), |r| r.to_string());
             println!("{}/{stem}: {report}", spec.arch);
         } else {
             println!("{}/{stem}", spec.arch);
         }
     }
-    let verb = if options.check { "unchanged" } else { "written" };
+    let verb = if options.check {
+        "unchanged"
+    } else {
+        "written"
+    };
     println!("{files} files {verb} in {}", options.out.display());
     Ok(())
 }
@@ -150,10 +165,18 @@ fn bundle(path: &Path, kernels: &KernelCache, specs: &[KernelSpec]) -> Result<()
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(format!("{} names no file", path.display()).into());
     };
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let folder = if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    };
     write(folder, &name.to_string_lossy(), &bytes, false)?;
     let kernels = KernelBundle::from_path(path)?.entries().count();
-    println!("{kernels} kernels, {} bytes written to {}", bytes.len(), path.display());
+    println!(
+        "{kernels} kernels, {} bytes written to {}",
+        bytes.len(),
+        path.display()
+    );
     Ok(())
 }
 

@@ -67,7 +67,10 @@ struct Inner {
 impl KernelCache {
     /// An empty cache.
     pub fn new(nvrtc: Nvrtc) -> KernelCache {
-        KernelCache(Arc::new(Inner { nvrtc, compiled: Mutex::default() }))
+        KernelCache(Arc::new(Inner {
+            nvrtc,
+            compiled: Mutex::default(),
+        }))
     }
 
     /// Compiles what is not there yet, on all cores. A kernel that fails is left out: whoever asks

@@ -18,7 +18,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Generate, prove and time the KDA kernels")]
+#[command(
+    name = "cargo xtask",
+    about = "Generate, prove and time the KDA kernels"
+)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,

@@ -71,7 +71,14 @@ const fn change(
     find: &'static str,
     with: &'static str,
 ) -> Mutation {
-    Mutation { name, file, find, with, kernels, survives: None }
+    Mutation {
+        name,
+        file,
+        find,
+        with,
+        kernels,
+        survives: None,
+    }
 }
 
 impl Mutation {
@@ -188,7 +195,12 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     }
     let nvrtc = load_nvrtc()?;
     let sound = KernelCache::new(nvrtc.clone());
-    let wanted = |m: &&Mutation| options.only.as_ref().is_none_or(|o| m.name.contains(o.as_str()));
+    let wanted = |m: &&Mutation| {
+        options
+            .only
+            .as_ref()
+            .is_none_or(|o| m.name.contains(o.as_str()))
+    };
     let chosen: Vec<&Mutation> = MUTATIONS.iter().filter(wanted).collect();
     let started = Instant::now();
     let next = Mutex::new(chosen.iter().enumerate());
@@ -198,11 +210,22 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             scope.spawn(|| {
                 loop {
                     let item = next.lock().expect("no worker panics").next();
-                    let Some((index, &mutation)) = item else { break };
+                    let Some((index, &mutation)) = item else {
+                        break;
+                    };
                     let outcome = attempt(options, mutation, &nvrtc, &sound);
-                    eprintln!("{}: {}", mutation.name, outcome.as_ref().map_or_else(ToString::to_string, Outcome::cell));
+                    eprintln!(
+                        "{}: {}",
+                        mutation.name,
+                        outcome
+                            .as_ref()
+                            .map_or_else(ToString::to_string, Outcome::cell)
+                    );
                     let outcome = outcome.map_err(|e| e.to_string());
-                    outcomes.lock().expect("no worker panics").push((index, mutation, outcome));
+                    outcomes
+                        .lock()
+                        .expect("no worker panics")
+                        .push((index, mutation, outcome));
                 }
             });
         }
@@ -220,31 +243,56 @@ fn report(
     let (mut wrong, mut last) = (Vec::new(), 0);
     println!("| File | Mutation | Caught by | Case |\n|---|---|---|---|");
     for (_, mutation, outcome) in outcomes {
-        let outcome = outcome.as_ref().map_err(|e| format!("{}: {e}", mutation.name))?;
-        println!("| {} | {} | {} |", mutation.file, mutation.name, outcome.cell());
+        let outcome = outcome
+            .as_ref()
+            .map_err(|e| format!("{}: {e}", mutation.name))?;
+        println!(
+            "| {} | {} | {} |",
+            mutation.file,
+            mutation.name,
+            outcome.cell()
+        );
         match (outcome, mutation.survives) {
-            (Outcome::Caught { case, .. }, None) if *case < options.cases => last = last.max(case + 1),
+            (Outcome::Caught { case, .. }, None) if *case < options.cases => {
+                last = last.max(case + 1)
+            }
             (Outcome::Caught { .. }, None) => {}
             (Outcome::Caught { .. }, Some(reason)) => {
-                wrong.push(format!("{} is caught, but was to survive: {reason}", mutation.name));
+                wrong.push(format!(
+                    "{} is caught, but was to survive: {reason}",
+                    mutation.name
+                ));
             }
             (Outcome::Survived { .. }, None) => wrong.push(format!("{} survives", mutation.name)),
             (Outcome::Survived { .. }, Some(_)) => {}
         }
     }
-    let survivors = outcomes.iter().filter(|o| matches!(o.2, Ok(Outcome::Survived { .. }))).count();
+    let survivors = outcomes
+        .iter()
+        .filter(|o| matches!(o.2, Ok(Outcome::Survived { .. })))
+        .count();
     println!(
         "\n{} mutations, {survivors} survive {} cases and {WIDE_CASES} wide ones, all others are caught by the first {last} or a wide one, {seconds:.0} s",
         outcomes.len(),
         options.cases
     );
-    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(wrong.join("\n").into())
+    }
 }
 
 /// What became of a mutation.
 enum Outcome {
-    Caught { kind: String, detail: String, case: u64 },
-    Survived { launches: u64 },
+    Caught {
+        kind: String,
+        detail: String,
+        case: u64,
+    },
+    Survived {
+        launches: u64,
+    },
 }
 
 impl Outcome {
@@ -275,7 +323,11 @@ fn attempt(
         compiled: Mutex::default(),
     }));
     let mut launches = 0;
-    let cases = if mutation.survives.is_some() { options.cases / 4 } else { options.cases };
+    let cases = if mutation.survives.is_some() {
+        options.cases / 4
+    } else {
+        options.cases
+    };
     for i in (0..cases).chain(options.cases..options.cases + WIDE_CASES) {
         let mode = &modes[i as usize % modes.len()];
         let mut case = Case::random(Rng::stream(options.seed, i).word(), &limits);
@@ -292,16 +344,32 @@ fn attempt(
         launches += 1;
         let seed = options.seed.wrapping_add(i);
         let changed = EmulatorExecutor::new(ARCH, mutated.clone(), seed);
-        let mut changed = Recorder { inner: changed, error: None };
-        let Err(mut mismatch) = judge(&mut changed, &case, mode) else { continue };
-        judge(&mut EmulatorExecutor::new(ARCH, sound.clone(), seed), &case, mode)
-            .map_err(|error| format!("fails without the mutation: {error}"))?;
+        let mut changed = Recorder {
+            inner: changed,
+            error: None,
+        };
+        let Err(mut mismatch) = judge(&mut changed, &case, mode) else {
+            continue;
+        };
+        judge(
+            &mut EmulatorExecutor::new(ARCH, sound.clone(), seed),
+            &case,
+            mode,
+        )
+        .map_err(|error| format!("fails without the mutation: {error}"))?;
         mismatch.context.clear();
         let (kind, detail) = match changed.error {
             Some(found) => found,
-            None => (mismatch.requirement.to_string(), mismatch.operand.to_owned()),
+            None => (
+                mismatch.requirement.to_string(),
+                mismatch.operand.to_owned(),
+            ),
         };
-        return Ok(Outcome::Caught { kind, detail, case: i });
+        return Ok(Outcome::Caught {
+            kind,
+            detail,
+            case: i,
+        });
     }
     Ok(Outcome::Survived { launches })
 }
@@ -377,7 +445,10 @@ impl<E: Executor> Executor for Recorder<E> {
                 Some(error) => format!("{error:?}"),
                 None => "Other".into(),
             };
-            let kind = debug.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+            let kind = debug
+                .split(|c: char| !c.is_alphanumeric())
+                .next()
+                .unwrap_or_default();
             // The instruction, where the message has one.
             let text = error.to_string();
             let detail = match text.split('`').nth(1) {
@@ -394,26 +465,44 @@ impl<E: Executor> Executor for Recorder<E> {
 fn section(text: &str, file: &str) -> Option<std::ops::Range<usize>> {
     let head = format!("\n// ---- {file}\n");
     let start = text.find(&head)? + head.len();
-    let end = text[start..].find("\n// ---- ").map_or(text.len(), |length| start + length);
+    let end = text[start..]
+        .find("\n// ---- ")
+        .map_or(text.len(), |length| start + length);
     Some(start..end)
 }
 
 /// Where the mutation's text lies.
 fn locate(source: &Source, mutation: &Mutation) -> Result<std::ops::Range<usize>, String> {
-    let Mutation { name, file, find, .. } = mutation;
+    let Mutation {
+        name, file, find, ..
+    } = mutation;
     let section = section(&source.text, file).ok_or(format!("{name}: no file {file}"))?;
     let start = section.start;
-    let found: Vec<usize> = source.text[section].match_indices(find).map(|(at, _)| at).collect();
+    let found: Vec<usize> = source.text[section]
+        .match_indices(find)
+        .map(|(at, _)| at)
+        .collect();
     match found[..] {
         [at] => Ok(start + at..start + at + find.len()),
-        _ => Err(format!("{name}: its text occurs {} times in {file}, not once", found.len())),
+        _ => Err(format!(
+            "{name}: its text occurs {} times in {file}, not once",
+            found.len()
+        )),
     }
 }
 
 /// Positions in `text` where `token` is part of a statement.
 fn statements(text: &str, token: &str) -> Vec<usize> {
-    const NONE: [&str; 8] =
-        ["for (", "static_assert", "constexpr", "//", "__device__", "#", "struct", "template"];
+    const NONE: [&str; 8] = [
+        "for (",
+        "static_assert",
+        "constexpr",
+        "//",
+        "__device__",
+        "#",
+        "struct",
+        "template",
+    ];
     let word = |c: char| c.is_alphanumeric() || c == '_';
     let mut found = Vec::new();
     let mut start = 0;
@@ -447,15 +536,27 @@ fn check() -> Result<(), Box<dyn Error>> {
     for token in GUARDED {
         for at in statements(&source.text[body..], token) {
             let at = body + at;
-            let removes = |m: &Mutation| m.with.matches(token).count() < m.find.matches(token).count();
-            if !places.iter().any(|(range, m)| range.contains(&at) && removes(m)) {
+            let removes =
+                |m: &Mutation| m.with.matches(token).count() < m.find.matches(token).count();
+            if !places
+                .iter()
+                .any(|(range, m)| range.contains(&at) && removes(m))
+            {
                 let line = source.text[..at].rfind('\n').map_or(0, |n| n + 1);
-                let line = source.text[line..].lines().next().unwrap_or_default().trim();
+                let line = source.text[line..]
+                    .lines()
+                    .next()
+                    .unwrap_or_default()
+                    .trim();
                 problems.push(format!("no mutation removes `{token}` from: {line}"));
             }
         }
     }
-    if problems.is_empty() { Ok(()) } else { Err(problems.join("\n").into()) }
+    if problems.is_empty() {
+        Ok(())
+    } else {
+        Err(problems.join("\n").into())
+    }
 }
 
 const REDUNDANT: &str = "redundant";
@@ -464,211 +565,667 @@ const ALIGNED: &str = "reconvergence for an aligned instruction is not modelled"
 /// Every mutation, in the order of the kernel's text.
 static MUTATIONS: &[Mutation] = &[
     // Start of the cluster.
-    change("every thread initialises the mbarriers", STEP, cluster,
+    change(
+        "every thread initialises the mbarriers",
+        STEP,
+        cluster,
         "if (threadIdx.x == 0) {\n            if constexpr (SHARED_GATE) barrier_expect",
-        "{\n            if constexpr (SHARED_GATE) barrier_expect"),
-    change("no gate mbarrier", STEP, shared_gate,
+        "{\n            if constexpr (SHARED_GATE) barrier_expect",
+    ),
+    change(
+        "no gate mbarrier",
+        STEP,
+        shared_gate,
         "if constexpr (SHARED_GATE) barrier_expect(shared_address(&shared.gate_barrier), TOKENS * HEAD_DIM * 4);",
-        ""),
-    change("gate mbarrier expects 4 bytes more", STEP, shared_gate,
-        "TOKENS * HEAD_DIM * 4);", "TOKENS * HEAD_DIM * 4 + 4);"),
-    change("gate mbarrier expects 4 bytes less", STEP, shared_gate,
-        "TOKENS * HEAD_DIM * 4);", "TOKENS * HEAD_DIM * 4 - 4);"),
-    change("no norm mbarrier", STEP, cluster,
-        "barrier_expect(shared_address(&shared.norm_barrier), TOKENS * NORM_PARTIALS * 4);", ""),
-    change("norm mbarrier expects 4 bytes more", STEP, cluster,
-        "TOKENS * NORM_PARTIALS * 4);", "TOKENS * NORM_PARTIALS * 4 + 4);"),
-    change("norm mbarrier expects 4 bytes less", STEP, cluster,
-        "TOKENS * NORM_PARTIALS * 4);", "TOKENS * NORM_PARTIALS * 4 - 4);"),
-    change("no mbarrier init fence", STEP, cluster, "barrier_init_fence();", ""),
-    change("no __syncwarp before the cluster arrival", STEP, cluster,
-        "__syncwarp();\n        cluster_arrive();", "cluster_arrive();").survives(ALIGNED),
-    change("no cluster arrival", STEP, cluster,
-        "        cluster_arrive();\n", ""),
+        "",
+    ),
+    change(
+        "gate mbarrier expects 4 bytes more",
+        STEP,
+        shared_gate,
+        "TOKENS * HEAD_DIM * 4);",
+        "TOKENS * HEAD_DIM * 4 + 4);",
+    ),
+    change(
+        "gate mbarrier expects 4 bytes less",
+        STEP,
+        shared_gate,
+        "TOKENS * HEAD_DIM * 4);",
+        "TOKENS * HEAD_DIM * 4 - 4);",
+    ),
+    change(
+        "no norm mbarrier",
+        STEP,
+        cluster,
+        "barrier_expect(shared_address(&shared.norm_barrier), TOKENS * NORM_PARTIALS * 4);",
+        "",
+    ),
+    change(
+        "norm mbarrier expects 4 bytes more",
+        STEP,
+        cluster,
+        "TOKENS * NORM_PARTIALS * 4);",
+        "TOKENS * NORM_PARTIALS * 4 + 4);",
+    ),
+    change(
+        "norm mbarrier expects 4 bytes less",
+        STEP,
+        cluster,
+        "TOKENS * NORM_PARTIALS * 4);",
+        "TOKENS * NORM_PARTIALS * 4 - 4);",
+    ),
+    change(
+        "no mbarrier init fence",
+        STEP,
+        cluster,
+        "barrier_init_fence();",
+        "",
+    ),
+    change(
+        "no __syncwarp before the cluster arrival",
+        STEP,
+        cluster,
+        "__syncwarp();\n        cluster_arrive();",
+        "cluster_arrive();",
+    )
+    .survives(ALIGNED),
+    change(
+        "no cluster arrival",
+        STEP,
+        cluster,
+        "        cluster_arrive();\n",
+        "",
+    ),
     // Hints.
-    change("hint through a null slot", STEP, hints,
-        "if (!is_null(slot) && slot < geometry.pool_slots) {", "if (slot < geometry.pool_slots) {"),
-    change("hint through a slot beyond the pool", STEP, hints,
-        "if (!is_null(slot) && slot < geometry.pool_slots) {", "if (!is_null(slot)) {"),
-    change("hint channel not wrapped", STEP, hints,
-        "conv_channel(threadIdx.x % CHANNELS, rank)", "conv_channel(threadIdx.x, rank)").survives(REDUNDANT),
+    change(
+        "hint through a null slot",
+        STEP,
+        hints,
+        "if (!is_null(slot) && slot < geometry.pool_slots) {",
+        "if (slot < geometry.pool_slots) {",
+    ),
+    change(
+        "hint through a slot beyond the pool",
+        STEP,
+        hints,
+        "if (!is_null(slot) && slot < geometry.pool_slots) {",
+        "if (!is_null(slot)) {",
+    ),
+    change(
+        "hint channel not wrapped",
+        STEP,
+        hints,
+        "conv_channel(threadIdx.x % CHANNELS, rank)",
+        "conv_channel(threadIdx.x, rank)",
+    )
+    .survives(REDUNDANT),
     // Dependency.
-    change("no dependency wait", STEP, late,
-        "if constexpr (!EARLY_CACHES) dependency_wait();", ""),
-    change("no dependency wait of a dead request, early caches", STEP, early,
-        "if constexpr (EARLY_CACHES) dependency_wait();", ""),
-    change("no dependency wait of a live request, early caches", STEP, early,
-        "    dependency_wait();\n        load_projected();", "    load_projected();"),
+    change(
+        "no dependency wait",
+        STEP,
+        late,
+        "if constexpr (!EARLY_CACHES) dependency_wait();",
+        "",
+    ),
+    change(
+        "no dependency wait of a dead request, early caches",
+        STEP,
+        early,
+        "if constexpr (EARLY_CACHES) dependency_wait();",
+        "",
+    ),
+    change(
+        "no dependency wait of a live request, early caches",
+        STEP,
+        early,
+        "    dependency_wait();\n        load_projected();",
+        "    load_projected();",
+    ),
     // Inputs.
-    change("beta row not clamped", STEP, all, "min(lane, TOKENS - 1)", "lane"),
-    change("output gate row not clamped", STEP, all,
+    change(
+        "beta row not clamped",
+        STEP,
+        all,
+        "min(lane, TOKENS - 1)",
+        "lane",
+    ),
+    change(
+        "output gate row not clamped",
+        STEP,
+        all,
         "int t = min(n * ROW_COPIES + lane % ROW_COPIES, TOKENS - 1);",
-        "int t = n * ROW_COPIES + lane % ROW_COPIES;"),
+        "int t = n * ROW_COPIES + lane % ROW_COPIES;",
+    ),
     // Requests that are not live.
-    change("dead requests run", STEP, all, "if (!own.live) {", "if (false) {"),
-    change("null rows past the tokens", STEP, all,
+    change(
+        "dead requests run",
+        STEP,
+        all,
+        "if (!own.live) {",
+        "if (false) {",
+    ),
+    change(
+        "null rows past the tokens",
+        STEP,
+        all,
         "if (t < TOKENS) store_bits(out_row + (first_row + t) * geometry.out_stride, 0);",
-        "store_bits(out_row + (first_row + t) * geometry.out_stride, 0);"),
-    change("null requests report", STEP, all,
-        "if (own.fault != FAULT_NONE && blockIdx.x", "if (blockIdx.x"),
-    change("every block reports", STEP, all, "blockIdx.x == 0 && threadIdx.x == 0", "threadIdx.x == 0"),
-    change("every thread reports", STEP, all, "blockIdx.x == 0 && threadIdx.x == 0", "blockIdx.x == 0"),
+        "store_bits(out_row + (first_row + t) * geometry.out_stride, 0);",
+    ),
+    change(
+        "null requests report",
+        STEP,
+        all,
+        "if (own.fault != FAULT_NONE && blockIdx.x",
+        "if (blockIdx.x",
+    ),
+    change(
+        "every block reports",
+        STEP,
+        all,
+        "blockIdx.x == 0 && threadIdx.x == 0",
+        "threadIdx.x == 0",
+    ),
+    change(
+        "every thread reports",
+        STEP,
+        all,
+        "blockIdx.x == 0 && threadIdx.x == 0",
+        "blockIdx.x == 0",
+    ),
     // Live requests.
-    change("no cluster wait", STEP, cluster,
-        "    if constexpr (VALUE_SPLIT > 1) cluster_wait();\n", ""),
-    change("no barrier between F_A and the gates", STEP, shared_gate,
+    change(
+        "no cluster wait",
+        STEP,
+        cluster,
+        "    if constexpr (VALUE_SPLIT > 1) cluster_wait();\n",
+        "",
+    ),
+    change(
+        "no barrier between F_A and the gates",
+        STEP,
+        shared_gate,
         "            __syncthreads();\n        }\n        compute_gates",
-        "        }\n        compute_gates"),
-    change("no barrier before the delta rule", STEP, all,
+        "        }\n        compute_gates",
+    ),
+    change(
+        "no barrier before the delta rule",
+        STEP,
+        all,
         "    __syncthreads();\n    if constexpr (SHARED_GATE) barrier_wait",
-        "    if constexpr (SHARED_GATE) barrier_wait"),
-    change("no wait for the gates", STEP, shared_gate,
-        "if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);", ""),
-    change("gate wait on the phase before", STEP, shared_gate,
+        "    if constexpr (SHARED_GATE) barrier_wait",
+    ),
+    change(
+        "no wait for the gates",
+        STEP,
+        shared_gate,
+        "if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);",
+        "",
+    ),
+    change(
+        "gate wait on the phase before",
+        STEP,
+        shared_gate,
         "barrier_wait(shared_address(&shared.gate_barrier), 0)",
-        "barrier_wait(shared_address(&shared.gate_barrier), 1)"),
-    change("null checkpoints are stored", STEP, several,
-        "head, rank, !is_null(checkpoint));", "head, rank, true);"),
-    change("no __syncwarp between v and the outputs", STEP, several,
-        "            __syncwarp();\n            if (lane", "            if (lane"),
-    change("every copy keeps the output", STEP, several,
-        "if (lane % ROW_COPIES == 0) shared.v", "shared.v"),
-    change("no wait for the partial sums", STEP, cluster,
+        "barrier_wait(shared_address(&shared.gate_barrier), 1)",
+    ),
+    change(
+        "null checkpoints are stored",
+        STEP,
+        several,
+        "head, rank, !is_null(checkpoint));",
+        "head, rank, true);",
+    ),
+    change(
+        "no __syncwarp between v and the outputs",
+        STEP,
+        several,
+        "            __syncwarp();\n            if (lane",
+        "            if (lane",
+    ),
+    change(
+        "every copy keeps the output",
+        STEP,
+        several,
+        "if (lane % ROW_COPIES == 0) shared.v",
+        "shared.v",
+    ),
+    change(
+        "no wait for the partial sums",
+        STEP,
+        cluster,
         "if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);\n    else __syncthreads();",
-        "if constexpr (VALUE_SPLIT == 1) __syncthreads();"),
-    change("norm wait on the phase before", STEP, cluster,
+        "if constexpr (VALUE_SPLIT == 1) __syncthreads();",
+    ),
+    change(
+        "norm wait on the phase before",
+        STEP,
+        cluster,
         "barrier_wait(shared_address(&shared.norm_barrier), 0)",
-        "barrier_wait(shared_address(&shared.norm_barrier), 1)"),
-    change("no barrier after the partial sums", STEP, single, "    else __syncthreads();\n", ""),
-    change("no __syncwarp before the outputs", STEP, all,
-        "    __syncwarp();\n    const float single_factor", "    const float single_factor"),
-    change("outputs past the tokens", STEP, all, "        if (t < TOKENS) {\n", "        {\n"),
-    change("line stored before the norm exchange", STEP, all,
+        "barrier_wait(shared_address(&shared.norm_barrier), 1)",
+    ),
+    change(
+        "no barrier after the partial sums",
+        STEP,
+        single,
+        "    else __syncthreads();\n",
+        "",
+    ),
+    change(
+        "no __syncwarp before the outputs",
+        STEP,
+        all,
+        "    __syncwarp();\n    const float single_factor",
+        "    const float single_factor",
+    ),
+    change(
+        "outputs past the tokens",
+        STEP,
+        all,
+        "        if (t < TOKENS) {\n",
+        "        {\n",
+    ),
+    change(
+        "line stored before the norm exchange",
+        STEP,
+        all,
         "    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);",
-        "    store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line, head, rank, geometry);\n    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);"),
+        "    store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line, head, rank, geometry);\n    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);",
+    ),
     // Cluster primitives.
-    change("no griddepcontrol.wait", CLUSTER, all,
-        "asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");", ""),
-    change("no griddepcontrol.launch_dependents", CLUSTER, all,
-        "asm volatile(\"griddepcontrol.launch_dependents;\" ::: \"memory\");", "")
-        .survives("orders nothing: without it the next kernel starts later"),
-    change("no barrier.cluster.arrive", CLUSTER, cluster,
-        "asm volatile(\"barrier.cluster.arrive.relaxed.aligned;\" ::: \"memory\");", ""),
-    change("no barrier.cluster.wait", CLUSTER, cluster,
-        "asm volatile(\"barrier.cluster.wait.acquire.aligned;\" ::: \"memory\");", ""),
-    change("no mbarrier.init", CLUSTER, cluster,
-        "asm volatile(\"mbarrier.init.shared::cta.b64 [%0], 1;\" ::\"r\"(barrier) : \"memory\");", ""),
-    change("no mbarrier.arrive.expect_tx", CLUSTER, cluster,
+    change(
+        "no griddepcontrol.wait",
+        CLUSTER,
+        all,
+        "asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");",
+        "",
+    ),
+    change(
+        "no griddepcontrol.launch_dependents",
+        CLUSTER,
+        all,
+        "asm volatile(\"griddepcontrol.launch_dependents;\" ::: \"memory\");",
+        "",
+    )
+    .survives("orders nothing: without it the next kernel starts later"),
+    change(
+        "no barrier.cluster.arrive",
+        CLUSTER,
+        cluster,
+        "asm volatile(\"barrier.cluster.arrive.relaxed.aligned;\" ::: \"memory\");",
+        "",
+    ),
+    change(
+        "no barrier.cluster.wait",
+        CLUSTER,
+        cluster,
+        "asm volatile(\"barrier.cluster.wait.acquire.aligned;\" ::: \"memory\");",
+        "",
+    ),
+    change(
+        "no mbarrier.init",
+        CLUSTER,
+        cluster,
+        "asm volatile(\"mbarrier.init.shared::cta.b64 [%0], 1;\" ::\"r\"(barrier) : \"memory\");",
+        "",
+    ),
+    change(
+        "no mbarrier.arrive.expect_tx",
+        CLUSTER,
+        cluster,
         "asm volatile(\"mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\" ::\"r\"(barrier), \"r\"(bytes)\n                 : \"memory\");",
-        ""),
-    change("no fence.mbarrier_init", CLUSTER, cluster,
-        "asm volatile(\"fence.mbarrier_init.release.cluster;\" ::: \"memory\");", ""),
-    change("mbarrier wait acquires over the block only", CLUSTER, cluster,
-        "parity.acquire.cluster.", "parity.acquire.cta."),
-    change("mbarrier wait is relaxed", CLUSTER, cluster,
-        "parity.acquire.cluster.", "parity.relaxed.cluster."),
-    change("no mbarrier wait", CLUSTER, cluster,
+        "",
+    ),
+    change(
+        "no fence.mbarrier_init",
+        CLUSTER,
+        cluster,
+        "asm volatile(\"fence.mbarrier_init.release.cluster;\" ::: \"memory\");",
+        "",
+    ),
+    change(
+        "mbarrier wait acquires over the block only",
+        CLUSTER,
+        cluster,
+        "parity.acquire.cluster.",
+        "parity.acquire.cta.",
+    ),
+    change(
+        "mbarrier wait is relaxed",
+        CLUSTER,
+        cluster,
+        "parity.acquire.cluster.",
+        "parity.relaxed.cluster.",
+    ),
+    change(
+        "no mbarrier wait",
+        CLUSTER,
+        cluster,
         "        \"mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\\n\"\n        \"@!done bra again;\\n\"\n",
-        ""),
-    change("mbarrier wait does not retry", CLUSTER, cluster,
-        "        \"@!done bra again;\\n\"\n", ""),
+        "",
+    ),
+    change(
+        "mbarrier wait does not retry",
+        CLUSTER,
+        cluster,
+        "        \"@!done bra again;\\n\"\n",
+        "",
+    ),
     // Predicated stores.
-    change("f32 state stored in spite of its predicate", MEMORY, several,
-        "if (enabled) {\n        asm volatile(\"st.global.v4.f32", "{\n        asm volatile(\"st.global.v4.f32"),
-    change("bf16 state stored in spite of its predicate", MEMORY, several,
-        "if (enabled) {\n        asm volatile(\"st.global.v2.b32", "{\n        asm volatile(\"st.global.v2.b32"),
+    change(
+        "f32 state stored in spite of its predicate",
+        MEMORY,
+        several,
+        "if (enabled) {\n        asm volatile(\"st.global.v4.f32",
+        "{\n        asm volatile(\"st.global.v4.f32",
+    ),
+    change(
+        "bf16 state stored in spite of its predicate",
+        MEMORY,
+        several,
+        "if (enabled) {\n        asm volatile(\"st.global.v2.b32",
+        "{\n        asm volatile(\"st.global.v2.b32",
+    ),
     // Slots.
-    change("slot column not clamped", SLOTS, verify,
-        "min(lane, geometry.columns - 1)", "lane"),
-    change("slot of a decode step beyond the pool", SLOTS, decode,
+    change(
+        "slot column not clamped",
+        SLOTS,
+        verify,
+        "min(lane, geometry.columns - 1)",
+        "lane",
+    ),
+    change(
+        "slot of a decode step beyond the pool",
+        SLOTS,
+        decode,
         "r.fault = !is_null(r.window) && r.window >= geometry.pool_slots ? FAULT_SLOT : FAULT_NONE;",
-        "r.fault = FAULT_NONE;"),
-    change("null slot of a decode step at fault", SLOTS, decode,
-        "r.fault = !is_null(r.window) && r.window >=", "r.fault = r.window >=").survives(REDUNDANT),
-    change("accepted below 1", SLOTS, verify, "count >= 1 && count <=", "count <="),
-    change("accepted above the columns", SLOTS, verify,
-        "count >= 1 && count <= geometry.columns", "count >= 1"),
-    change("window start of an accepted count out of range", SLOTS, verify,
-        "r.window_start = counted ? count - 1 : 0;", "r.window_start = count - 1;"),
-    change("source column of a full warp only", SLOTS, verify,
+        "r.fault = FAULT_NONE;",
+    ),
+    change(
+        "null slot of a decode step at fault",
+        SLOTS,
+        decode,
+        "r.fault = !is_null(r.window) && r.window >=",
+        "r.fault = r.window >=",
+    )
+    .survives(REDUNDANT),
+    change(
+        "accepted below 1",
+        SLOTS,
+        verify,
+        "count >= 1 && count <=",
+        "count <=",
+    ),
+    change(
+        "accepted above the columns",
+        SLOTS,
+        verify,
+        "count >= 1 && count <= geometry.columns",
+        "count >= 1",
+    ),
+    change(
+        "window start of an accepted count out of range",
+        SLOTS,
+        verify,
+        "r.window_start = counted ? count - 1 : 0;",
+        "r.window_start = count - 1;",
+    ),
+    change(
+        "source column of a full warp only",
+        SLOTS,
+        verify,
         "r.window_start < 32 ? __shfl_sync(FULL_WARP, values.own, r.window_start)",
-        "true ? __shfl_sync(FULL_WARP, values.own, r.window_start)"),
-    change("slots past the tokens at fault", SLOTS, verify,
-        "lane < TOKENS && r.own >= geometry.pool_slots", "r.own >= geometry.pool_slots"),
-    change("slot of a verify step beyond the pool", SLOTS, verify,
-        "lane < TOKENS && r.own >= geometry.pool_slots", "lane < TOKENS && false"),
-    change("null requests at fault", SLOTS, verify,
-        "        if (!is_null(r.window)) {\n", "        {\n"),
-    change("no fault of a slot beyond the pool", SLOTS, verify,
-        "if (outside) r.fault = FAULT_SLOT;\n            else if (!counted)", "if (!counted)"),
-    change("no fault of an accepted count", SLOTS, verify,
-        "else if (!counted) r.fault = FAULT_ACCEPTED;\n", ""),
-    change("no fault of a null source", SLOTS, verify,
-        "else if (is_null(r.source)) r.fault = FAULT_NULL_SOURCE;\n", ""),
-    change("source beyond the pool", SLOTS, verify,
-        "else if (r.source >= geometry.pool_slots) r.fault = FAULT_SLOT;\n", ""),
-    change("null requests live", SLOTS, all,
-        "r.live = !is_null(r.window) && r.fault", "r.live = r.fault"),
-    change("requests at fault live", SLOTS, all,
-        "r.live = !is_null(r.window) && r.fault == FAULT_NONE;", "r.live = !is_null(r.window);"),
+        "true ? __shfl_sync(FULL_WARP, values.own, r.window_start)",
+    ),
+    change(
+        "slots past the tokens at fault",
+        SLOTS,
+        verify,
+        "lane < TOKENS && r.own >= geometry.pool_slots",
+        "r.own >= geometry.pool_slots",
+    ),
+    change(
+        "slot of a verify step beyond the pool",
+        SLOTS,
+        verify,
+        "lane < TOKENS && r.own >= geometry.pool_slots",
+        "lane < TOKENS && false",
+    ),
+    change(
+        "null requests at fault",
+        SLOTS,
+        verify,
+        "        if (!is_null(r.window)) {\n",
+        "        {\n",
+    ),
+    change(
+        "no fault of a slot beyond the pool",
+        SLOTS,
+        verify,
+        "if (outside) r.fault = FAULT_SLOT;\n            else if (!counted)",
+        "if (!counted)",
+    ),
+    change(
+        "no fault of an accepted count",
+        SLOTS,
+        verify,
+        "else if (!counted) r.fault = FAULT_ACCEPTED;\n",
+        "",
+    ),
+    change(
+        "no fault of a null source",
+        SLOTS,
+        verify,
+        "else if (is_null(r.source)) r.fault = FAULT_NULL_SOURCE;\n",
+        "",
+    ),
+    change(
+        "source beyond the pool",
+        SLOTS,
+        verify,
+        "else if (r.source >= geometry.pool_slots) r.fault = FAULT_SLOT;\n",
+        "",
+    ),
+    change(
+        "null requests live",
+        SLOTS,
+        all,
+        "r.live = !is_null(r.window) && r.fault",
+        "r.live = r.fault",
+    ),
+    change(
+        "requests at fault live",
+        SLOTS,
+        all,
+        "r.live = !is_null(r.window) && r.fault == FAULT_NONE;",
+        "r.live = !is_null(r.window);",
+    ),
     // Convolution.
-    change("channel index not clamped", CONV, all, "    i = min(i, CHANNELS - 1);\n", ""),
-    change("part of a channel not clamped", CONV, all, "min(i / HEAD_DIM, 2)", "i / HEAD_DIM").survives(REDUNDANT),
-    change("raw row not clamped", CONV, several,
-        "min(first + t, TOKENS - 1) * pitch", "(first + t) * pitch"),
-    change("window opening before the first", CONV, shared_gate,
+    change(
+        "channel index not clamped",
+        CONV,
+        all,
+        "    i = min(i, CHANNELS - 1);\n",
+        "",
+    ),
+    change(
+        "part of a channel not clamped",
+        CONV,
+        all,
+        "min(i / HEAD_DIM, 2)",
+        "i / HEAD_DIM",
+    )
+    .survives(REDUNDANT),
+    change(
+        "raw row not clamped",
+        CONV,
+        several,
+        "min(first + t, TOKENS - 1) * pitch",
+        "(first + t) * pitch",
+    ),
+    change(
+        "window opening before the first",
+        CONV,
+        shared_gate,
         "if (LATE_LINE && KEEP_LINE && n >= 1) in.opening[pass][n - 1]",
-        "if (LATE_LINE && KEEP_LINE) in.opening[pass][n == 0 ? 1 : n - 1]"),
-    change("early line opened by every chunk", CONV, chunks,
-        "if (i < CHANNELS && first == 0) store_bits", "if (i < CHANNELS) store_bits"),
-    change("early line opened past the channels", CONV, several,
-        "if (i < CHANNELS && first == 0) store_bits", "if (first == 0) store_bits"),
-    change("early line of channels past the end", CONV, several,
+        "if (LATE_LINE && KEEP_LINE) in.opening[pass][n == 0 ? 1 : n - 1]",
+    ),
+    change(
+        "early line opened by every chunk",
+        CONV,
+        chunks,
+        "if (i < CHANNELS && first == 0) store_bits",
+        "if (i < CHANNELS) store_bits",
+    ),
+    change(
+        "early line opened past the channels",
+        CONV,
+        several,
+        "if (i < CHANNELS && first == 0) store_bits",
+        "if (first == 0) store_bits",
+    ),
+    change(
+        "early line of channels past the end",
+        CONV,
+        several,
         "if (i < CHANNELS && first + t < TOKENS)\n                    store_bits",
-        "if (first + t < TOKENS)\n                    store_bits"),
-    change("early line past the tokens", CONV, several,
+        "if (first + t < TOKENS)\n                    store_bits",
+    ),
+    change(
+        "early line past the tokens",
+        CONV,
+        several,
         "if (i < CHANNELS && first + t < TOKENS)\n                    store_bits",
-        "if (i < CHANNELS)\n                    store_bits"),
-    change("early line read by a second thread", CONV, several,
-        "LATE_LINE || pass * THREADS + threadIdx.x < CHANNELS;", "true;"),
-    change("channels past the end", CONV, all,
-        "if (i < CHANNELS && first + t < TOKENS) shared", "if (first + t < TOKENS) shared"),
-    change("q, k, v past the tokens", CONV, several,
-        "if (i < CHANNELS && first + t < TOKENS) shared", "if (i < CHANNELS) shared"),
-    change("line of channels past the end", CONV, all,
-        "if (i >= CHANNELS || row < 0 ||", "if (row < 0 ||"),
-    change("line of channels before the block's", CONV, cluster,
-        "|| row < 0 || row >= ROWS) continue;", "|| row >= ROWS) continue;"),
-    change("line of channels after the block's", CONV, cluster,
-        "|| row < 0 || row >= ROWS) continue;", "|| row < 0) continue;"),
+        "if (i < CHANNELS)\n                    store_bits",
+    ),
+    change(
+        "early line read by a second thread",
+        CONV,
+        several,
+        "LATE_LINE || pass * THREADS + threadIdx.x < CHANNELS;",
+        "true;",
+    ),
+    change(
+        "channels past the end",
+        CONV,
+        all,
+        "if (i < CHANNELS && first + t < TOKENS) shared",
+        "if (first + t < TOKENS) shared",
+    ),
+    change(
+        "q, k, v past the tokens",
+        CONV,
+        several,
+        "if (i < CHANNELS && first + t < TOKENS) shared",
+        "if (i < CHANNELS) shared",
+    ),
+    change(
+        "line of channels past the end",
+        CONV,
+        all,
+        "if (i >= CHANNELS || row < 0 ||",
+        "if (row < 0 ||",
+    ),
+    change(
+        "line of channels before the block's",
+        CONV,
+        cluster,
+        "|| row < 0 || row >= ROWS) continue;",
+        "|| row >= ROWS) continue;",
+    ),
+    change(
+        "line of channels after the block's",
+        CONV,
+        cluster,
+        "|| row < 0 || row >= ROWS) continue;",
+        "|| row < 0) continue;",
+    ),
     // Gates.
-    change("row of a run not clamped", GATE, several,
-        "f_a + min(first + t, TOKENS - 1) * pitch;", "f_a + (first + t) * pitch;"),
-    change("own gate not clamped", GATE, all,
+    change(
+        "row of a run not clamped",
+        GATE,
+        several,
+        "f_a + min(first + t, TOKENS - 1) * pitch;",
+        "f_a + (first + t) * pitch;",
+    ),
+    change(
+        "own gate not clamped",
+        GATE,
+        all,
         "return base + min(pass * GATE_GROUPS + group, GATE_ROWS - 1);",
-        "return base + pass * GATE_GROUPS + group;").survives(REDUNDANT),
-    change("row of F_B not clamped", GATE, all,
+        "return base + pass * GATE_GROUPS + group;",
+    )
+    .survives(REDUNDANT),
+    change(
+        "row of F_B not clamped",
+        GATE,
+        all,
         "int gate = base + min(pass * GATE_GROUPS + group, GATE_ROWS - 1);",
-        "int gate = base + pass * GATE_GROUPS + group;").survives(REDUNDANT),
-    change("row of F_A not clamped", GATE, all,
-        "min(first + i / GATE_RANK, TOKENS - 1)", "first + i / GATE_RANK"),
-    change("F_A past the tokens", GATE, all,
-        "if (first + i / GATE_RANK < TOKENS) shared", "shared"),
-    change("token of a gate not clamped", GATE, several,
-        "shared.f_a[min(first + t, TOKENS - 1)]", "shared.f_a[first + t]"),
-    change("gates of tokens past the last", GATE, chunks,
-        "if (first + t >= TOKENS || (GATE_ROWS", "if ((GATE_ROWS"),
-    change("gates past the block's", GATE, shared_gate,
-        " || (GATE_ROWS < GATE_GROUPS && group >= GATE_ROWS)", "").survives(REDUNDANT),
-    change("every copy keeps the gate", GATE, all,
-        "} else if (lane % GATE_COPIES == 0) {", "} else {"),
-    change("every copy sends the gate to every block", GATE, shared_gate,
+        "int gate = base + pass * GATE_GROUPS + group;",
+    )
+    .survives(REDUNDANT),
+    change(
+        "row of F_A not clamped",
+        GATE,
+        all,
+        "min(first + i / GATE_RANK, TOKENS - 1)",
+        "first + i / GATE_RANK",
+    ),
+    change(
+        "F_A past the tokens",
+        GATE,
+        all,
+        "if (first + i / GATE_RANK < TOKENS) shared",
+        "shared",
+    ),
+    change(
+        "token of a gate not clamped",
+        GATE,
+        several,
+        "shared.f_a[min(first + t, TOKENS - 1)]",
+        "shared.f_a[first + t]",
+    ),
+    change(
+        "gates of tokens past the last",
+        GATE,
+        chunks,
+        "if (first + t >= TOKENS || (GATE_ROWS",
+        "if ((GATE_ROWS",
+    ),
+    change(
+        "gates past the block's",
+        GATE,
+        shared_gate,
+        " || (GATE_ROWS < GATE_GROUPS && group >= GATE_ROWS)",
+        "",
+    )
+    .survives(REDUNDANT),
+    change(
+        "every copy keeps the gate",
+        GATE,
+        all,
+        "} else if (lane % GATE_COPIES == 0) {",
+        "} else {",
+    ),
+    change(
+        "every copy sends the gate to every block",
+        GATE,
+        shared_gate,
         "for (int block = lane % GATE_COPIES; block < VALUE_SPLIT; block += GATE_COPIES)",
-        "for (int block = 0; block < VALUE_SPLIT; ++block)"),
+        "for (int block = 0; block < VALUE_SPLIT; ++block)",
+    ),
     // Norm.
-    change("every copy sends the partial sum to every block", NORM, cluster,
+    change(
+        "every copy sends the partial sum to every block",
+        NORM,
+        cluster,
         "for (int block = group_copy(); block < VALUE_SPLIT; block += GROUP_COPIES)",
-        "for (int block = 0; block < VALUE_SPLIT; ++block)"),
-    change("every copy keeps the partial sum", NORM, single,
-        "} else if (group_copy() == 0) {", "} else {"),
+        "for (int block = 0; block < VALUE_SPLIT; ++block)",
+    ),
+    change(
+        "every copy keeps the partial sum",
+        NORM,
+        single,
+        "} else if (group_copy() == 0) {",
+        "} else {",
+    ),
 ];

@@ -39,7 +39,11 @@ pub fn config(case: &Case, early_reads: EarlyReads) -> Config {
 
 /// Decode or verify.
 pub fn kind(case: &Case) -> StepKind {
-    if case.verify { StepKind::Verify(case.shape.tokens) } else { StepKind::Decode }
+    if case.verify {
+        StepKind::Verify(case.shape.tokens)
+    } else {
+        StepKind::Decode
+    }
 }
 
 /// The modes a case is tried in: every one that a default policy names, and others that take
@@ -66,7 +70,9 @@ pub fn modes(arch: Arch) -> Vec<Mode> {
         mode(8, 128, 8, Block, false),
     ];
     let spec = KernelSpec::new(arch, 1);
-    all.into_iter().filter(|&mode| spec.with_mode(mode).validate().is_ok()).collect()
+    all.into_iter()
+        .filter(|&mode| spec.with_mode(mode).validate().is_ok())
+        .collect()
 }
 
 /// A mode's text with `+early` where caches are read early.
@@ -91,7 +97,10 @@ pub fn mode_texts(arch: Arch) -> Vec<String> {
 pub fn step(case: &Case, buffers: &Buffers, place: impl Fn(&str) -> u64) -> Step {
     let shape = &case.shape;
     let buffer = |name: &str, region: &Region, element_bytes: usize| {
-        Buffer::new(place(name) + region.offset as u64, region.len / element_bytes)
+        Buffer::new(
+            place(name) + region.offset as u64,
+            region.len / element_bytes,
+        )
     };
     let state_bytes = case.state_bytes();
     Step {
@@ -104,7 +113,10 @@ pub fn step(case: &Case, buffers: &Buffers, place: impl Fn(&str) -> u64) -> Step
         ),
         weights: Weights {
             conv: buffer("conv_weight", &buffers.conv_weight, 4),
-            conv_bias: buffers.conv_bias.as_ref().map(|bias| buffer("conv_bias", bias, 4)),
+            conv_bias: buffers
+                .conv_bias
+                .as_ref()
+                .map(|bias| buffer("conv_bias", bias, 4)),
             f_b: buffer("f_b", &buffers.f_b, 2),
             a_log: buffer("a_log", &buffers.a_log, 4),
             dt_bias: buffer("dt_bias", &buffers.dt_bias, 4),
@@ -126,8 +138,14 @@ pub fn step(case: &Case, buffers: &Buffers, place: impl Fn(&str) -> u64) -> Step
             stride: shape.slots_stride as i64,
             columns: shape.columns,
         },
-        accepted: buffers.accepted.as_ref().map(|accepted| buffer("accepted", accepted, 4)),
-        out: Rows { buffer: buffer("out", &buffers.out, 2), stride: shape.out_stride as i64 },
+        accepted: buffers
+            .accepted
+            .as_ref()
+            .map(|accepted| buffer("accepted", accepted, 4)),
+        out: Rows {
+            buffer: buffer("out", &buffers.out, 2),
+            stride: shape.out_stride as i64,
+        },
     }
 }
 
@@ -147,5 +165,9 @@ pub fn faults(faults: kda_runtime::Faults) -> Option<kda_tests::Faults> {
         kda_runtime::FaultKind::NullSource => reference::FaultKind::NullSource,
         _ => return None,
     };
-    Some(kda_tests::Faults { count: faults.count, kind, request: faults.request })
+    Some(kda_tests::Faults {
+        count: faults.count,
+        kind,
+        request: faults.request,
+    })
 }

@@ -32,7 +32,9 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         Instant::now()
     };
     let started = part("unit, integration and documentation tests");
-    let status = Command::new(cargo).args(["test", "--workspace", "--quiet"]).status()?;
+    let status = Command::new(cargo)
+        .args(["test", "--workspace", "--quiet"])
+        .status()?;
     if !status.success() {
         return Err("cargo test failed".into());
     }
@@ -40,7 +42,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
     let started = part("every architecture and mode compiles, without spills where it matters");
     let compiled = compile()?;
-    println!("   {compiled} kernels, {:.0} s", started.elapsed().as_secs_f64());
+    println!(
+        "   {compiled} kernels, {:.0} s",
+        started.elapsed().as_secs_f64()
+    );
 
     let started = part("the kernels in the emulator");
     let mut emulated = validate::Options {
@@ -88,11 +93,19 @@ fn compile() -> Result<usize, Box<dyn Error>> {
     for spec in &specs {
         let kernel = kernels.kernel(spec)?;
         let kinds = [kda_runtime::StepKind::Decode];
-        let policies = kda_runtime::Policies::for_device(spec.arch, spec.heads, spec.early_reads, &kinds);
+        let policies =
+            kda_runtime::Policies::for_device(spec.arch, spec.heads, spec.early_reads, &kinds);
         let product = policies.0.iter().any(|policy| policy.mode == spec.mode);
-        let spilled = kernel.resources.ok_or("ptxas printed no report")?.spill_store_bytes;
+        let spilled = kernel
+            .resources
+            .ok_or("ptxas printed no report")?
+            .spill_store_bytes;
         if spec.tokens == 1 && product && spilled > 0 {
-            return Err(format!("{} on {} spills {spilled} bytes", kernel.source.entry, spec.arch).into());
+            return Err(format!(
+                "{} on {} spills {spilled} bytes",
+                kernel.source.entry, spec.arch
+            )
+            .into());
         }
     }
     Ok(specs.len())

@@ -54,7 +54,11 @@ pub struct Options {
 
 impl Options {
     fn limits(&self) -> Limits {
-        let mut limits = if self.emulate { Limits::small() } else { Limits::default() };
+        let mut limits = if self.emulate {
+            Limits::small()
+        } else {
+            Limits::default()
+        };
         if let Some(heads) = self.max_heads {
             limits.max_heads = heads;
         }
@@ -65,10 +69,18 @@ impl Options {
         limits
     }
 
-    fn executor(&self, kernels: &KernelCache, job: u64) -> Result<Box<dyn Executor>, Box<dyn Error>> {
+    fn executor(
+        &self,
+        kernels: &KernelCache,
+        job: u64,
+    ) -> Result<Box<dyn Executor>, Box<dyn Error>> {
         if self.emulate {
             let seed = self.seed.wrapping_add(job << 32);
-            return Ok(Box::new(EmulatorExecutor::new(self.arch, kernels.clone(), seed)));
+            return Ok(Box::new(EmulatorExecutor::new(
+                self.arch,
+                kernels.clone(),
+                seed,
+            )));
         }
         Ok(Box::new(CudaExecutor::new(kernels.clone())?))
     }
@@ -107,7 +119,9 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             scope.spawn(move || {
                 let work = || -> Result<_, Box<dyn Error>> {
                     let mut executor = options.executor(kernels, job)?;
-                    let seed = options.seed.wrapping_add(job.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                    let seed = options
+                        .seed
+                        .wrapping_add(job.wrapping_mul(0x9e37_79b9_7f4a_7c15));
                     let cases = share(options.cases, job);
                     let summary = run_property(&mut *executor, cases, seed, limits, &mut |_| {})?;
                     let pairs = share(options.identity, job);
@@ -117,7 +131,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
                 match work() {
                     Ok(summary) => results.lock().expect("no job panics").push(summary),
                     Err(error) => {
-                        failure.lock().expect("no job panics").get_or_insert(error.to_string());
+                        failure
+                            .lock()
+                            .expect("no job panics")
+                            .get_or_insert(error.to_string());
                     }
                 }
             });
@@ -150,7 +167,9 @@ fn precompile(options: &Options, kernels: &KernelCache, limits: &Limits) {
     if options.emulate || options.specialisations == 0 {
         return;
     }
-    let Ok(device) = kda_runtime::Device::primary(0) else { return };
+    let Ok(device) = kda_runtime::Device::primary(0) else {
+        return;
+    };
     let mut specs = std::collections::BTreeSet::new();
     for seed in 0..options.specialisations * 6 {
         let case = Case::random(seed, limits);

@@ -327,7 +327,9 @@ struct Failure(KdaStatus, String);
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let status = match &error {
-            Error::Codegen(kda_codegen::Error::Illegal { .. } | kda_codegen::Error::Unknown { .. })
+            Error::Codegen(
+                kda_codegen::Error::Illegal { .. } | kda_codegen::Error::Unknown { .. },
+            )
             | Error::IllegalSetting { .. } => KdaStatus::IllegalSetting,
             Error::Codegen(_) | Error::KernelMissing { .. } | Error::NvrtcVersion { .. } => {
                 KdaStatus::NoKernel
@@ -370,7 +372,9 @@ fn guarded(body: impl FnOnce() -> Outcome) -> KdaStatus {
         std::mem::forget(panic);
         Err(Failure(KdaStatus::Panic, text))
     });
-    let Err(Failure(status, text)) = outcome else { return KdaStatus::Ok };
+    let Err(Failure(status, text)) = outcome else {
+        return KdaStatus::Ok;
+    };
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     // A thread that is ending has no text left to keep.
     let _ = LAST_ERROR.try_with(|last| last.replace(text));
@@ -410,13 +414,17 @@ unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<Option<&'a str>
     }
     // SAFETY: the caller's promise.
     let text = unsafe { CStr::from_ptr(pointer) }.to_str();
-    text.map(Some).map_err(|_| Failure(KdaStatus::BadText, format!("{what} is no UTF-8")))
+    text.map(Some)
+        .map_err(|_| Failure(KdaStatus::BadText, format!("{what} is no UTF-8")))
 }
 
 fn choice<T: Copy>(what: &str, value: u32, choices: &[T]) -> Result<T, Failure> {
     choices.get(value as usize).copied().ok_or_else(|| {
         let most = choices.len() - 1;
-        Failure(KdaStatus::IllegalSetting, format!("{what} is {value}, allowed: 0..={most}"))
+        Failure(
+            KdaStatus::IllegalSetting,
+            format!("{what} is {value}, allowed: 0..={most}"),
+        )
     })
 }
 
@@ -425,18 +433,42 @@ fn config_of(config: &KdaConfig) -> Result<Config, Failure> {
     Ok(Config {
         heads: config.heads,
         conv_bias: choice("conv_bias", config.conv_bias, &[false, true])?,
-        conv_layout: choice("conv_layout", config.conv_layout, &[ConvLayout::DimFirst, ConvLayout::TokenFirst])?,
-        gate: if softplus { Gate::Softplus } else { Gate::LowerBound(config.lower_bound) },
-        null_rule: choice("null_rule", config.null_rule, &[NullRule::NonPositive, NullRule::Negative])?,
-        state_dtype: choice("state_dtype", config.state_dtype, &[StateDtype::F32, StateDtype::Bf16])?,
-        early_reads: choice("early_reads", config.early_reads, &[EarlyReads::Weights, EarlyReads::Caches])?,
+        conv_layout: choice(
+            "conv_layout",
+            config.conv_layout,
+            &[ConvLayout::DimFirst, ConvLayout::TokenFirst],
+        )?,
+        gate: if softplus {
+            Gate::Softplus
+        } else {
+            Gate::LowerBound(config.lower_bound)
+        },
+        null_rule: choice(
+            "null_rule",
+            config.null_rule,
+            &[NullRule::NonPositive, NullRule::Negative],
+        )?,
+        state_dtype: choice(
+            "state_dtype",
+            config.state_dtype,
+            &[StateDtype::F32, StateDtype::Bf16],
+        )?,
+        early_reads: choice(
+            "early_reads",
+            config.early_reads,
+            &[EarlyReads::Weights, EarlyReads::Caches],
+        )?,
         scale: config.scale,
         eps: config.eps,
     })
 }
 
 fn kind_of(verify_tokens: usize) -> StepKind {
-    if verify_tokens == 0 { StepKind::Decode } else { StepKind::Verify(verify_tokens) }
+    if verify_tokens == 0 {
+        StepKind::Decode
+    } else {
+        StepKind::Verify(verify_tokens)
+    }
 }
 
 /// # Safety
@@ -450,7 +482,12 @@ unsafe fn policies_of(
 ) -> Result<Policies, Failure> {
     if policies.is_null() {
         return if count == 0 {
-            Ok(Policies::for_device(arch, config.heads.max(1), config.early_reads, &[StepKind::Decode]))
+            Ok(Policies::for_device(
+                arch,
+                config.heads.max(1),
+                config.early_reads,
+                &[StepKind::Decode],
+            ))
         } else {
             Err(null("policies"))
         };
@@ -463,11 +500,16 @@ unsafe fn policies_of(
         match unsafe { text(policy.mode, "mode") }? {
             Some(mode) => {
                 let mode: Mode = mode.parse()?;
-                all.0.push(Policy { kind, max_requests: policy.max_requests, mode });
+                all.0.push(Policy {
+                    kind,
+                    max_requests: policy.max_requests,
+                    mode,
+                });
             }
             None => {
                 let heads = config.heads.max(1);
-                all.0.extend(Policies::for_device(arch, heads, config.early_reads, &[kind]).0);
+                all.0
+                    .extend(Policies::for_device(arch, heads, config.early_reads, &[kind]).0);
             }
         }
     }
@@ -479,7 +521,9 @@ unsafe fn policies_of(
 /// `sources` is NULL or points to sources with valid texts and data.
 unsafe fn sources_of(sources: *const KdaSources) -> Result<KernelSources, Failure> {
     // SAFETY: the caller's promise, here and below.
-    let Some(sources) = (unsafe { sources.as_ref() }) else { return Ok(KernelSources::standard()) };
+    let Some(sources) = (unsafe { sources.as_ref() }) else {
+        return Ok(KernelSources::standard());
+    };
     let mut all = KernelSources::new();
     // SAFETY: as above.
     if let Some(path) = unsafe { text(sources.bundle_path, "bundle_path") }? {
@@ -508,8 +552,14 @@ unsafe fn sources_of(sources: *const KdaSources) -> Result<KernelSources, Failur
 fn step_of(step: &KdaStep) -> Step {
     let buffer = |b: KdaBuffer| Buffer::new(b.address, b.elements);
     let present = |b: KdaBuffer| (b.address != 0).then(|| buffer(b));
-    let rows = |r: KdaRows| Rows { buffer: buffer(r.buffer), stride: r.stride };
-    let pool = |r: KdaRows| StatePool { buffer: buffer(r.buffer), slot_stride: r.stride };
+    let rows = |r: KdaRows| Rows {
+        buffer: buffer(r.buffer),
+        stride: r.stride,
+    };
+    let pool = |r: KdaRows| StatePool {
+        buffer: buffer(r.buffer),
+        slot_stride: r.stride,
+    };
     Step {
         kind: kind_of(step.verify_tokens),
         requests: step.requests,
@@ -547,7 +597,10 @@ fn step_of(step: &KdaStep) -> Step {
 
 fn texts_of(entry: &str, key: impl ToString) -> Texts {
     // Neither holds a zero byte.
-    Texts(CString::new(entry).unwrap_or_default(), CString::new(key.to_string()).unwrap_or_default())
+    Texts(
+        CString::new(entry).unwrap_or_default(),
+        CString::new(key.to_string()).unwrap_or_default(),
+    )
 }
 
 fn info_of(
@@ -575,7 +628,10 @@ fn info_of(
 }
 
 fn out_of_range(index: usize, count: usize) -> Failure {
-    Failure(KdaStatus::OutOfRange, format!("kernel {index} asked for, there are {count}"))
+    Failure(
+        KdaStatus::OutOfRange,
+        format!("kernel {index} asked for, there are {count}"),
+    )
 }
 
 fn faults_of(faults: Option<kda_runtime::Faults>) -> KdaFaults {
@@ -593,7 +649,9 @@ fn faults_of(faults: Option<kda_runtime::Faults>) -> KdaFaults {
 /// The text of the calling thread's last failure; valid until its next failure. Never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn kda_last_error() -> *const c_char {
-    LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST_ERROR
+        .try_with(|last| last.borrow().as_ptr())
+        .unwrap_or(c"".as_ptr())
 }
 
 /// Fills `config` with Kimi K3's settings.
@@ -627,7 +685,10 @@ pub unsafe extern "C" fn kda_config_kimi_k3(heads: usize, config: *mut KdaConfig
 ///
 /// `device` is NULL or points to room for a pointer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn kda_device_primary(ordinal: i32, device: *mut *mut KdaDevice) -> KdaStatus {
+pub unsafe extern "C" fn kda_device_primary(
+    ordinal: i32,
+    device: *mut *mut KdaDevice,
+) -> KdaStatus {
     guarded(|| {
         if device.is_null() {
             return Err(null("device"));
@@ -715,9 +776,17 @@ pub unsafe extern "C" fn kda_prepare(
         let policies = unsafe { policies_of(device.arch(), &config, policies, count) }?;
         // SAFETY: as above.
         let sources = unsafe { sources_of(sources) }?;
-        let made = PreparedKda::prepare_caches(device, stream.cast(), &config, &policies, &sources)?;
-        let texts = made.kernels().iter().map(|info| texts_of(&info.entry, info.key)).collect();
-        let made = Box::new(KdaPrepared { prepared: made, texts });
+        let made =
+            PreparedKda::prepare_caches(device, stream.cast(), &config, &policies, &sources)?;
+        let texts = made
+            .kernels()
+            .iter()
+            .map(|info| texts_of(&info.entry, info.key))
+            .collect();
+        let made = Box::new(KdaPrepared {
+            prepared: made,
+            texts,
+        });
         // SAFETY: as above.
         unsafe { put(prepared, Box::into_raw(made), "prepared") }
     })
@@ -813,8 +882,15 @@ pub unsafe extern "C" fn kda_kernel_info(
         // SAFETY: the caller's promise.
         let kda = unsafe { given(prepared, "prepared") }?;
         let kernels = kda.prepared.kernels();
-        let kernel = kernels.get(index).ok_or_else(|| out_of_range(index, kernels.len()))?;
-        let value = info_of(&kernel.spec, kernel.origin, kernel.resources, &kda.texts[index])?;
+        let kernel = kernels
+            .get(index)
+            .ok_or_else(|| out_of_range(index, kernels.len()))?;
+        let value = info_of(
+            &kernel.spec,
+            kernel.origin,
+            kernel.resources,
+            &kda.texts[index],
+        )?;
         // SAFETY: the caller's promise.
         unsafe { put(info, value, "info") }
     })
@@ -850,7 +926,9 @@ pub unsafe extern "C" fn kda_plan_create(
 ) -> KdaStatus {
     guarded(|| {
         // SAFETY: the caller's promise, for every pointer.
-        let arch = unsafe { text(arch, "arch") }?.ok_or_else(|| null("arch"))?.parse()?;
+        let arch = unsafe { text(arch, "arch") }?
+            .ok_or_else(|| null("arch"))?
+            .parse()?;
         // SAFETY: as above.
         let config = config_of(unsafe { given(config, "config") }?)?;
         if plan.is_null() {
@@ -861,8 +939,15 @@ pub unsafe extern "C" fn kda_plan_create(
         let made = Plan::new(arch, &config, &policies)?;
         // SAFETY: as above.
         let kernels = unsafe { sources_of(sources) }?.kernels(made.kernels())?;
-        let texts = kernels.iter().map(|kernel| texts_of(&kernel.entry, kernel.key)).collect();
-        let made = Box::new(KdaPlan { plan: made, kernels, texts });
+        let texts = kernels
+            .iter()
+            .map(|kernel| texts_of(&kernel.entry, kernel.key))
+            .collect();
+        let made = Box::new(KdaPlan {
+            plan: made,
+            kernels,
+            texts,
+        });
         // SAFETY: as above.
         unsafe { put(plan, Box::into_raw(made), "plan") }
     })
@@ -920,8 +1005,16 @@ pub unsafe extern "C" fn kda_plan_kernel_info(
         // SAFETY: the caller's promise.
         let plan = unsafe { given(plan, "plan") }?;
         let count = plan.kernels.len();
-        let kernel = plan.kernels.get(index).ok_or_else(|| out_of_range(index, count))?;
-        let value = info_of(&kernel.spec, kernel.origin, kernel.resources, &plan.texts[index])?;
+        let kernel = plan
+            .kernels
+            .get(index)
+            .ok_or_else(|| out_of_range(index, count))?;
+        let value = info_of(
+            &kernel.spec,
+            kernel.origin,
+            kernel.resources,
+            &plan.texts[index],
+        )?;
         // SAFETY: the caller's promise.
         unsafe { put(info, value, "info") }
     })
@@ -943,7 +1036,10 @@ pub unsafe extern "C" fn kda_plan_cubin(
         // SAFETY: the caller's promise.
         let plan = unsafe { given(plan, "plan") }?;
         let count = plan.kernels.len();
-        let kernel = plan.kernels.get(index).ok_or_else(|| out_of_range(index, count))?;
+        let kernel = plan
+            .kernels
+            .get(index)
+            .ok_or_else(|| out_of_range(index, count))?;
         // SAFETY: the caller's promise.
         unsafe { put(data, kernel.cubin.as_ptr().cast(), "data") }?;
         // SAFETY: the caller's promise.

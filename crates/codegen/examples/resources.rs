@@ -14,7 +14,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         spec = spec.with_verify(tokens);
     }
     let nvrtc = Nvrtc::load(&[])?;
-    let mut modes = arguments.map(|text| text.parse()).collect::<Result<Vec<_>, _>>()?;
+    let mut modes = arguments
+        .map(|text| text.parse())
+        .collect::<Result<Vec<_>, _>>()?;
     if modes.is_empty() {
         modes = spec.legal_modes();
     }

@@ -66,10 +66,18 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Illegal { field, value, allowed } => {
+            Error::Illegal {
+                field,
+                value,
+                allowed,
+            } => {
                 write!(f, "{field} is {value}, allowed: {allowed}")
             }
-            Error::Unknown { what, text, allowed } => {
+            Error::Unknown {
+                what,
+                text,
+                allowed,
+            } => {
                 write!(f, "`{text}` is not a {what}, allowed: {allowed}")
             }
             Error::Render { entry, source } => write!(f, "rendering {entry}: {source}"),
@@ -81,11 +89,28 @@ impl fmt::Display for Error {
                 Ok(())
             }
             Error::NvrtcUnusable { reason } => write!(f, "libnvrtc is unusable: {reason}"),
-            Error::Compile { entry, options, log } => {
-                write!(f, "compiling {entry} with {}: {}", options.join(" "), log.trim())
+            Error::Compile {
+                entry,
+                options,
+                log,
+            } => {
+                write!(
+                    f,
+                    "compiling {entry} with {}: {}",
+                    options.join(" "),
+                    log.trim()
+                )
             }
-            Error::Report { entry, missing, log } => {
-                write!(f, "nvrtc's output for {entry} has no {missing}: {}", log.trim())
+            Error::Report {
+                entry,
+                missing,
+                log,
+            } => {
+                write!(
+                    f,
+                    "nvrtc's output for {entry} has no {missing}: {}",
+                    log.trim()
+                )
             }
         }
     }

@@ -107,7 +107,9 @@ impl Nvrtc {
         // SAFETY: `locate` made sure that cudarc finds the library; both pointers are to locals.
         unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
             .result()
-            .map_err(|e| Error::NvrtcUnusable { reason: format!("nvrtcVersion: {e:?}") })?;
+            .map_err(|e| Error::NvrtcUnusable {
+                reason: format!("nvrtcVersion: {e:?}"),
+            })?;
         if (major, minor) < OLDEST {
             return Err(Error::NvrtcUnusable {
                 reason: format!(
@@ -116,7 +118,9 @@ impl Nvrtc {
                 ),
             });
         }
-        Ok(Nvrtc { version: *LOADED.get_or_init(|| (major, minor)) })
+        Ok(Nvrtc {
+            version: *LOADED.get_or_init(|| (major, minor)),
+        })
     }
 
     /// The library's version, major and minor.
@@ -139,16 +143,28 @@ impl Nvrtc {
     /// # Errors
     ///
     /// As [`Nvrtc::compile`], less what rendering returns.
-    pub fn compile_source(&self, spec: &KernelSpec, source: Source) -> Result<CompiledKernel, Error> {
+    pub fn compile_source(
+        &self,
+        spec: &KernelSpec,
+        source: Source,
+    ) -> Result<CompiledKernel, Error> {
         let options = options(spec);
         let program = Program::new(&source.text, &source.entry)?;
         // SAFETY: the program is alive for the whole call.
         let compiled = unsafe { safe::compile_program(program.0, &options) };
         let log = program.log();
         if compiled.is_err() {
-            return Err(Error::Compile { entry: source.entry, options, log });
+            return Err(Error::Compile {
+                entry: source.entry,
+                options,
+                log,
+            });
         }
-        let missing = |missing| Error::Report { entry: source.entry.clone(), missing, log: log.clone() };
+        let missing = |missing| Error::Report {
+            entry: source.entry.clone(),
+            missing,
+            log: log.clone(),
+        };
         let ptx = program
             .output(sys::nvrtcGetPTXSize, sys::nvrtcGetPTX)
             .and_then(|bytes| String::from_utf8(bytes).ok())
@@ -159,7 +175,16 @@ impl Nvrtc {
             .ok_or_else(|| missing("cubin"))?;
         let resources = parse_resources(&log);
         let nvrtc_version = self.version;
-        Ok(CompiledKernel { spec: *spec, source, ptx, cubin, options, nvrtc_version, log, resources })
+        Ok(CompiledKernel {
+            spec: *spec,
+            source,
+            ptx,
+            cubin,
+            options,
+            nvrtc_version,
+            log,
+            resources,
+        })
     }
 }
 
@@ -180,7 +205,10 @@ impl Program {
         // SAFETY: the program is alive.
         let raw = unsafe { safe::get_program_log(self.0) }.unwrap_or_default();
         let bytes: Vec<u8> = raw.into_iter().map(|c| c as u8).collect();
-        String::from_utf8_lossy(&bytes).trim_end_matches('\0').trim().to_owned()
+        String::from_utf8_lossy(&bytes)
+            .trim_end_matches('\0')
+            .trim()
+            .to_owned()
     }
 
     fn output(
@@ -193,7 +221,9 @@ impl Program {
         unsafe { size(self.0, &mut length) }.result().ok()?;
         let mut bytes = vec![0u8; length];
         // SAFETY: the buffer holds the `length` bytes that NVRTC said it writes.
-        unsafe { get(self.0, bytes.as_mut_ptr().cast()) }.result().ok()?;
+        unsafe { get(self.0, bytes.as_mut_ptr().cast()) }
+            .result()
+            .ok()?;
         Some(bytes)
     }
 }
@@ -240,11 +270,14 @@ fn installed_folders() -> Vec<PathBuf> {
     }
     folders.push("/usr/local/cuda/lib64".into());
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let prefixes = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from).into_iter().chain(
-        std::env::split_paths(&path)
-            .filter(|bin| bin.join("python3").exists())
-            .filter_map(|bin| bin.parent().map(Path::to_owned)),
-    );
+    let prefixes = std::env::var_os("VIRTUAL_ENV")
+        .map(PathBuf::from)
+        .into_iter()
+        .chain(
+            std::env::split_paths(&path)
+                .filter(|bin| bin.join("python3").exists())
+                .filter_map(|bin| bin.parent().map(Path::to_owned)),
+        );
     for prefix in prefixes {
         for lib in entries(&prefix.join("lib")) {
             let nvidia = lib.join("site-packages/nvidia");
@@ -269,7 +302,11 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 
 /// Loads libnvrtc from a file, a folder, or a folder a Python package was unpacked into.
 fn load_place(place: &Path) -> bool {
-    let folder = if place.is_file() { place.parent().unwrap_or(place) } else { place };
+    let folder = if place.is_file() {
+        place.parent().unwrap_or(place)
+    } else {
+        place
+    };
     for folder in [folder.to_owned(), folder.join("nvidia/cu13/lib")] {
         let files = entries(&folder);
         let starts = |prefix: &str| {
@@ -279,7 +316,9 @@ fn load_place(place: &Path) -> bool {
                     .is_some_and(|name| name.starts_with(prefix) && !name.contains(".alt."))
             })
         };
-        let Some(library) = starts("libnvrtc.so") else { continue };
+        let Some(library) = starts("libnvrtc.so") else {
+            continue;
+        };
         if let Some(builtins) = starts("libnvrtc-builtins.so") {
             keep_loaded(builtins);
         }
@@ -296,20 +335,29 @@ fn load_place(place: &Path) -> bool {
 fn keep_loaded(path: &Path) -> bool {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
     // SAFETY: NVRTC's libraries have no initialisers with preconditions, and stay loaded.
-    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map(std::mem::forget).is_ok()
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
+        .map(std::mem::forget)
+        .is_ok()
 }
 
 #[cfg(not(unix))]
 fn keep_loaded(path: &Path) -> bool {
     // SAFETY: as on unix.
-    unsafe { libloading::Library::new(path) }.map(std::mem::forget).is_ok()
+    unsafe { libloading::Library::new(path) }
+        .map(std::mem::forget)
+        .is_ok()
 }
 
 /// Reads ptxas' report; one kernel, so each number appears once.
 fn parse_resources(log: &str) -> Option<Resources> {
     let before = |unit: &str| -> Option<u32> {
         let end = log.find(unit)?;
-        log[..end].trim_end().rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+        log[..end]
+            .trim_end()
+            .rsplit(|c: char| !c.is_ascii_digit())
+            .next()?
+            .parse()
+            .ok()
     };
     Some(Resources {
         registers: before("registers")?,

@@ -285,7 +285,11 @@ pub struct FaultRecord {
 
 impl FaultRecord {
     /// The record before any fault.
-    pub const CLEAR: FaultRecord = FaultRecord { first: u64::MAX, count: 0, reserved: 0 };
+    pub const CLEAR: FaultRecord = FaultRecord {
+        first: u64::MAX,
+        count: 0,
+        reserved: 0,
+    };
 }
 
 /// The kernel's parameter list as CUDA text.
@@ -297,13 +301,24 @@ pub(crate) fn c_parameters() -> String {
         }
         match parameter {
             Parameter::Pointer(operand) => {
-                let constant = if operand.access == Access::Read { "const " } else { "" };
-                let _ = write!(text, "    {constant}{}* {}", operand.dtype.c_type(), operand.name);
+                let constant = if operand.access == Access::Read {
+                    "const "
+                } else {
+                    ""
+                };
+                let _ = write!(
+                    text,
+                    "    {constant}{}* {}",
+                    operand.dtype.c_type(),
+                    operand.name
+                );
             }
             Parameter::Scalar(name) => {
                 let _ = write!(text, "    float {name}");
             }
-            Parameter::Geometry => text.push_str("    const __grid_constant__ KdaGeometry geometry"),
+            Parameter::Geometry => {
+                text.push_str("    const __grid_constant__ KdaGeometry geometry")
+            }
         }
     }
     text
@@ -335,16 +350,26 @@ pub fn markdown_table() -> String {
                 o.name,
                 o.dtype.name(),
                 o.shape,
-                if o.stride.is_empty() { "contiguous".into() } else { format!("`{}`", o.stride) },
+                if o.stride.is_empty() {
+                    "contiguous".into()
+                } else {
+                    format!("`{}`", o.stride)
+                },
                 o.access.name(),
                 o.presence.name(),
                 o.alignment_bytes
             ),
             Parameter::Scalar(name) => {
-                writeln!(text, "| {i} | `{name}` | f32 | by value | | read | always | |")
+                writeln!(
+                    text,
+                    "| {i} | `{name}` | f32 | by value | | read | always | |"
+                )
             }
             Parameter::Geometry => {
-                writeln!(text, "| {i} | `geometry` | struct | by value | | read | always | |")
+                writeln!(
+                    text,
+                    "| {i} | `geometry` | struct | by value | | read | always | |"
+                )
             }
         };
     }

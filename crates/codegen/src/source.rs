@@ -12,17 +12,50 @@ const CONSTANTS: &str = include_str!("../templates/constants.cuh.tera");
 
 /// The plain files, in the order they build on each other.
 const BODY: &[(&str, &str)] = &[
-    ("primitives/types.cuh", include_str!("../templates/primitives/types.cuh")),
-    ("primitives/math.cuh", include_str!("../templates/primitives/math.cuh")),
-    ("primitives/memory.cuh", include_str!("../templates/primitives/memory.cuh")),
-    ("primitives/cluster.cuh", include_str!("../templates/primitives/cluster.cuh")),
-    ("primitives/reduce.cuh", include_str!("../templates/primitives/reduce.cuh")),
-    ("stages/shared.cuh", include_str!("../templates/stages/shared.cuh")),
-    ("stages/slots.cuh", include_str!("../templates/stages/slots.cuh")),
-    ("stages/conv.cuh", include_str!("../templates/stages/conv.cuh")),
-    ("stages/gate.cuh", include_str!("../templates/stages/gate.cuh")),
-    ("stages/delta.cuh", include_str!("../templates/stages/delta.cuh")),
-    ("stages/norm.cuh", include_str!("../templates/stages/norm.cuh")),
+    (
+        "primitives/types.cuh",
+        include_str!("../templates/primitives/types.cuh"),
+    ),
+    (
+        "primitives/math.cuh",
+        include_str!("../templates/primitives/math.cuh"),
+    ),
+    (
+        "primitives/memory.cuh",
+        include_str!("../templates/primitives/memory.cuh"),
+    ),
+    (
+        "primitives/cluster.cuh",
+        include_str!("../templates/primitives/cluster.cuh"),
+    ),
+    (
+        "primitives/reduce.cuh",
+        include_str!("../templates/primitives/reduce.cuh"),
+    ),
+    (
+        "stages/shared.cuh",
+        include_str!("../templates/stages/shared.cuh"),
+    ),
+    (
+        "stages/slots.cuh",
+        include_str!("../templates/stages/slots.cuh"),
+    ),
+    (
+        "stages/conv.cuh",
+        include_str!("../templates/stages/conv.cuh"),
+    ),
+    (
+        "stages/gate.cuh",
+        include_str!("../templates/stages/gate.cuh"),
+    ),
+    (
+        "stages/delta.cuh",
+        include_str!("../templates/stages/delta.cuh"),
+    ),
+    (
+        "stages/norm.cuh",
+        include_str!("../templates/stages/norm.cuh"),
+    ),
     ("kda_step.cu", include_str!("../templates/kda_step.cu")),
 ];
 
@@ -117,7 +150,10 @@ pub fn render(spec: &KernelSpec) -> Result<Source, Error> {
 }
 
 fn render_text(template: &str, constants: &Constants<'_>, entry: &str) -> Result<String, Error> {
-    let failed = |source| Error::Render { entry: entry.into(), source };
+    let failed = |source| Error::Render {
+        entry: entry.into(),
+        source,
+    };
     let context = tera::Context::from_serialize(constants).map_err(failed)?;
     tera::Tera::one_off(template, &context, false).map_err(failed)
 }

@@ -193,9 +193,22 @@ impl Default for Mode {
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mode { value_split, threads, row_lanes, gate_schedule, slot_hints } = self;
-        write!(f, "split{value_split}-{threads}x{row_lanes}-{gate_schedule}")?;
-        if *slot_hints { f.write_str("-hints") } else { Ok(()) }
+        let Mode {
+            value_split,
+            threads,
+            row_lanes,
+            gate_schedule,
+            slot_hints,
+        } = self;
+        write!(
+            f,
+            "split{value_split}-{threads}x{row_lanes}-{gate_schedule}"
+        )?;
+        if *slot_hints {
+            f.write_str("-hints")
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -298,7 +311,11 @@ impl KernelSpec {
     /// [`Error::Illegal`] names the first field with a value no kernel exists for.
     pub fn validate(&self) -> Result<(), Error> {
         let illegal = |field, value: &dyn fmt::Display, allowed: &str| {
-            Err(Error::Illegal { field, value: value.to_string(), allowed: allowed.into() })
+            Err(Error::Illegal {
+                field,
+                value: value.to_string(),
+                allowed: allowed.into(),
+            })
         };
         if !(1..=MAX_HEADS).contains(&self.heads) {
             return illegal("heads", &self.heads, "1..=128");
@@ -339,13 +356,25 @@ impl KernelSpec {
             GateSchedule::Cluster => rows,
         };
         if gates / (mode.threads / 8).min(gates) > 8 {
-            return illegal("threads", &mode.threads, "128 and up with the block gate schedule");
+            return illegal(
+                "threads",
+                &mode.threads,
+                "128 and up with the block gate schedule",
+            );
         }
         if mode.gate_schedule == GateSchedule::Cluster && mode.value_split == 1 {
-            return illegal("gate_schedule", &mode.gate_schedule, "block with value_split 1");
+            return illegal(
+                "gate_schedule",
+                &mode.gate_schedule,
+                "block with value_split 1",
+            );
         }
         if mode.slot_hints && self.early_reads == EarlyReads::Caches {
-            return illegal("slot_hints", &true, "false when caches are read early anyway");
+            return illegal(
+                "slot_hints",
+                &true,
+                "false when caches are read early anyway",
+            );
         }
         if mode.slot_hints && !self.arch.has_clusters() {
             let allowed = format!("false on {}, which has no dependent launch", self.arch);
@@ -366,8 +395,13 @@ impl KernelSpec {
                 for row_lanes in [8, 32] {
                     for &gate_schedule in GateSchedule::ALL {
                         for slot_hints in [false, true] {
-                            let mode =
-                                Mode { value_split, threads, row_lanes, gate_schedule, slot_hints };
+                            let mode = Mode {
+                                value_split,
+                                threads,
+                                row_lanes,
+                                gate_schedule,
+                                slot_hints,
+                            };
                             if self.with_mode(mode).validate().is_ok() {
                                 modes.push(mode);
                             }
@@ -395,13 +429,23 @@ impl KernelSpec {
             early_reads,
             mode,
         } = self;
-        let step = if *verify { format!("verify{tokens}") } else { "decode".into() };
+        let step = if *verify {
+            format!("verify{tokens}")
+        } else {
+            "decode".into()
+        };
         let bias = if *conv_bias { "_bias" } else { "" };
-        let state = if *state_dtype == StateDtype::Bf16 { "_statebf16" } else { "" };
-        let early = if *early_reads == EarlyReads::Caches { "_early" } else { "" };
-        format!(
-            "kda_{step}_h{heads}{bias}_{conv_layout}_{gate}_{null_rule}{state}{early}_{mode}"
-        )
-        .replace('-', "_")
+        let state = if *state_dtype == StateDtype::Bf16 {
+            "_statebf16"
+        } else {
+            ""
+        };
+        let early = if *early_reads == EarlyReads::Caches {
+            "_early"
+        } else {
+            ""
+        };
+        format!("kda_{step}_h{heads}{bias}_{conv_layout}_{gate}_{null_rule}{state}{early}_{mode}")
+            .replace('-', "_")
     }
 }

@@ -8,8 +8,8 @@ use crate::clock::{Clock, Release};
 use crate::decode::dynamic_base;
 use crate::error::{AddressSpace, Error, Place};
 use crate::ir::{
-    Access, Addr, Atomic, AtomicOp, Class, LOCAL_WINDOW, Order, PARAM_WINDOW, RANK_SHIFT, SHARED_BASE,
-    SHARED_WINDOW, Space, Ty,
+    Access, Addr, Atomic, AtomicOp, Class, LOCAL_WINDOW, Order, PARAM_WINDOW, RANK_SHIFT,
+    SHARED_BASE, SHARED_WINDOW, Space, Ty,
 };
 use crate::machine::Machine;
 use crate::race::{Accessor, Conflict, Kind, Record};

@@ -72,12 +72,22 @@ fn main() -> Result<(), Box<dyn Error>> {
             slot_stride: (3 * DIM * 3) as i64,
             length: 3,
         },
-        state: StatePool { buffer: view(&states, &stream), slot_stride: (DIM * 128) as i64 },
+        state: StatePool {
+            buffer: view(&states, &stream),
+            slot_stride: (DIM * 128) as i64,
+        },
         state_source: None,
         pool_slots: POOL_SLOTS,
-        slots: Slots { buffer: view(&slots, &stream), stride: 1, columns: 1 },
+        slots: Slots {
+            buffer: view(&slots, &stream),
+            stride: 1,
+            columns: 1,
+        },
         accepted: None,
-        out: Rows { buffer: view(&out, &stream), stride: DIM as i64 },
+        out: Rows {
+            buffer: view(&out, &stream),
+            stride: DIM as i64,
+        },
     };
 
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;

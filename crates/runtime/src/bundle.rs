@@ -94,11 +94,20 @@ pub enum Defect {
 impl fmt::Display for Defect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Defect::TooShort { found_bytes, needed_bytes } => {
+            Defect::TooShort {
+                found_bytes,
+                needed_bytes,
+            } => {
                 write!(f, "it has {found_bytes} bytes, {needed_bytes} needed")
             }
-            Defect::TooLarge { found_bytes, most_bytes } => {
-                write!(f, "it has {found_bytes} bytes, at most {most_bytes} allowed")
+            Defect::TooLarge {
+                found_bytes,
+                most_bytes,
+            } => {
+                write!(
+                    f,
+                    "it has {found_bytes} bytes, at most {most_bytes} allowed"
+                )
             }
             Defect::Magic => f.write_str("it does not start like a bundle"),
             Defect::Trailing { extra_bytes } => {
@@ -106,7 +115,10 @@ impl fmt::Display for Defect {
             }
             Defect::Checksum { what } => write!(f, "the checksum of {what} does not match"),
             Defect::Manifest { line, column } => {
-                write!(f, "its manifest is not understood at line {line}, column {column}")
+                write!(
+                    f,
+                    "its manifest is not understood at line {line}, column {column}"
+                )
             }
             Defect::Range { entry } => write!(f, "the cubin of {entry} lies outside it"),
             Defect::Duplicate { entry } => write!(f, "{entry} occurs twice"),
@@ -147,9 +159,20 @@ struct EntryResources {
 
 impl From<Resources> for EntryResources {
     fn from(resources: Resources) -> EntryResources {
-        let Resources { registers, spill_store_bytes, spill_load_bytes, stack_bytes, shared_bytes } =
-            resources;
-        EntryResources { registers, spill_store_bytes, spill_load_bytes, stack_bytes, shared_bytes }
+        let Resources {
+            registers,
+            spill_store_bytes,
+            spill_load_bytes,
+            stack_bytes,
+            shared_bytes,
+        } = resources;
+        EntryResources {
+            registers,
+            spill_store_bytes,
+            spill_load_bytes,
+            stack_bytes,
+            shared_bytes,
+        }
     }
 }
 
@@ -162,7 +185,13 @@ impl From<&EntryResources> for Resources {
             stack_bytes,
             shared_bytes,
         } = resources;
-        Resources { registers, spill_store_bytes, spill_load_bytes, stack_bytes, shared_bytes }
+        Resources {
+            registers,
+            spill_store_bytes,
+            spill_load_bytes,
+            stack_bytes,
+            shared_bytes,
+        }
     }
 }
 
@@ -217,7 +246,11 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Difference { field, found, wanted } = self;
+        let Difference {
+            field,
+            found,
+            wanted,
+        } = self;
         write!(f, "{field} is {found} there, {wanted} wanted")
     }
 }
@@ -230,8 +263,10 @@ impl KernelBundle {
     /// [`Error::BundleUnreadable`] when the file cannot be read, else as
     /// [`KernelBundle::from_bytes`].
     pub fn from_path(path: &Path) -> Result<KernelBundle, Error> {
-        let bytes = read_bounded(path, MOST_BYTES)
-            .map_err(|source| Error::BundleUnreadable { path: path.into(), source })?;
+        let bytes = read_bounded(path, MOST_BYTES).map_err(|source| Error::BundleUnreadable {
+            path: path.into(),
+            source,
+        })?;
         KernelBundle::parse(path.into(), Cow::Owned(bytes))
     }
 
@@ -253,7 +288,12 @@ impl KernelBundle {
     pub(crate) fn parse(place: PathBuf, bytes: Cow<'static, [u8]>) -> Result<KernelBundle, Error> {
         let (crate_version, cubins, kernels) = match parse(&bytes) {
             Ok(parsed) => parsed,
-            Err(defect) => return Err(Error::BundleDamaged { path: place, defect }),
+            Err(defect) => {
+                return Err(Error::BundleDamaged {
+                    path: place,
+                    defect,
+                });
+            }
         };
         if crate_version != CRATE_VERSION {
             return Err(Error::BundleMismatch {
@@ -266,7 +306,12 @@ impl KernelBundle {
                 },
             });
         }
-        Ok(KernelBundle(Arc::new(Inner { place, bytes, cubins, kernels })))
+        Ok(KernelBundle(Arc::new(Inner {
+            place,
+            bytes,
+            cubins,
+            kernels,
+        })))
     }
 
     /// The wanted kernel. One of the right specialisation that differs otherwise is an error.
@@ -282,7 +327,9 @@ impl KernelBundle {
                 .iter()
                 .filter_map(|(name, value)| entry.difference(name, value));
             let Some(first) = differences.next() else {
-                return self.take(entry, wanted, nvrtc, origin).map(|k| Found::Kernel(Box::new(k)));
+                return self
+                    .take(entry, wanted, nvrtc, origin)
+                    .map(|k| Found::Kernel(Box::new(k)));
             };
             let count = 1 + differences.count();
             if nearest.as_ref().is_none_or(|(fewest, _)| count < *fewest) {
@@ -305,7 +352,10 @@ impl KernelBundle {
             difference,
         };
         let others = &wanted.fields[SPEC_FIELDS..];
-        if let Some(difference) = others.iter().find_map(|(name, value)| entry.difference(name, value)) {
+        if let Some(difference) = others
+            .iter()
+            .find_map(|(name, value)| entry.difference(name, value))
+        {
             return Err(mismatch(difference));
         }
         let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
@@ -314,19 +364,29 @@ impl KernelBundle {
         let other = nvrtc.filter(|wanted| *wanted != entry.nvrtc).map(version);
         if let Some(wanted) = other.or(too_old) {
             let found = version(entry.nvrtc);
-            return Err(mismatch(Difference { field: "nvrtc".into(), found, wanted }));
+            return Err(mismatch(Difference {
+                field: "nvrtc".into(),
+                found,
+                wanted,
+            }));
         }
         let key = wanted.key(entry.nvrtc);
         if entry.key != key.to_string() {
             let found = printable(&entry.key);
-            return Err(mismatch(Difference { field: "key".into(), found, wanted: key.to_string() }));
+            return Err(mismatch(Difference {
+                field: "key".into(),
+                found,
+                wanted: key.to_string(),
+            }));
         }
         let start = self.0.cubins + entry.cubin_offset as usize;
         let cubin = &self.0.bytes[start..start + entry.cubin_bytes as usize];
         if Hash::of(cubin).hex() != entry.cubin_sha256 {
             return Err(Error::BundleDamaged {
                 path: self.0.place.clone(),
-                defect: Defect::Checksum { what: wanted.entry.clone() },
+                defect: Defect::Checksum {
+                    what: wanted.entry.clone(),
+                },
             });
         }
         Ok(Kernel {
@@ -354,7 +414,11 @@ impl Entry {
 
 /// A manifest's value for an error text: short, without control characters.
 fn printable(value: &str) -> String {
-    value.chars().take(80).map(|c| if c.is_control() { '?' } else { c }).collect()
+    value
+        .chars()
+        .take(80)
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
 }
 
 /// Reads a regular file of at most `most_bytes`.
@@ -365,9 +429,14 @@ pub(crate) fn read_bounded(path: &Path, most_bytes: u64) -> std::io::Result<Vec<
         return Err(Error::new(ErrorKind::InvalidInput, "not a regular file"));
     }
     let mut bytes = Vec::new();
-    File::open(path)?.take(most_bytes + 1).read_to_end(&mut bytes)?;
+    File::open(path)?
+        .take(most_bytes + 1)
+        .read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most_bytes {
-        return Err(Error::new(ErrorKind::FileTooLarge, format!("more than {most_bytes} bytes")));
+        return Err(Error::new(
+            ErrorKind::FileTooLarge,
+            format!("more than {most_bytes} bytes"),
+        ));
     }
     Ok(bytes)
 }
@@ -377,7 +446,10 @@ fn parse(bytes: &[u8]) -> Result<(String, usize, Vec<Entry>), Defect> {
     let found_bytes = bytes.len() as u64;
     let at_least = |needed_bytes: u64| {
         if found_bytes < needed_bytes {
-            Err(Defect::TooShort { found_bytes, needed_bytes })
+            Err(Defect::TooShort {
+                found_bytes,
+                needed_bytes,
+            })
         } else {
             Ok(())
         }
@@ -391,41 +463,66 @@ fn parse(bytes: &[u8]) -> Result<(String, usize, Vec<Entry>), Defect> {
     // The split gives exactly 8 bytes.
     let length = u64::from_le_bytes(length.try_into().unwrap_or_default());
     if length > MOST_MANIFEST_BYTES {
-        return Err(Defect::TooLarge { found_bytes: length, most_bytes: MOST_MANIFEST_BYTES });
+        return Err(Defect::TooLarge {
+            found_bytes: length,
+            most_bytes: MOST_MANIFEST_BYTES,
+        });
     }
     at_least(HEADER_BYTES as u64 + length)?;
     let (checksum, rest) = rest.split_at(DIGEST_BYTES);
     let (manifest, cubins) = rest.split_at(length as usize);
     if Hash::of(manifest).0 != checksum {
-        return Err(Defect::Checksum { what: "manifest".into() });
+        return Err(Defect::Checksum {
+            what: "manifest".into(),
+        });
     }
-    let manifest: Manifest = serde_json::from_slice(manifest)
-        .map_err(|e| Defect::Manifest { line: e.line(), column: e.column() })?;
+    let manifest: Manifest = serde_json::from_slice(manifest).map_err(|e| Defect::Manifest {
+        line: e.line(),
+        column: e.column(),
+    })?;
     let mut specialisations = HashSet::new();
     let mut end = 0;
     for kernel in &manifest.kernels {
         let entry = || printable(&kernel.entry);
         let kernel_end = kernel.cubin_offset.checked_add(kernel.cubin_bytes);
-        let Some(kernel_end) = kernel_end else { return Err(Defect::Range { entry: entry() }) };
+        let Some(kernel_end) = kernel_end else {
+            return Err(Defect::Range { entry: entry() });
+        };
         if kernel_end > cubins.len() as u64 {
             // A cut file and a wrong manifest look alike here; the manifest's checksum held.
             let cubins_start = (HEADER_BYTES as u64).saturating_add(length);
             let needed_bytes = cubins_start.saturating_add(kernel_end);
-            return Err(Defect::TooShort { found_bytes, needed_bytes });
+            return Err(Defect::TooShort {
+                found_bytes,
+                needed_bytes,
+            });
         }
         end = kernel_end.max(end);
         if kernel.cubin_bytes == 0 {
-            return Err(Defect::Value { entry: entry(), field: "cubin_bytes" });
+            return Err(Defect::Value {
+                entry: entry(),
+                field: "cubin_bytes",
+            });
         }
-        let spec: Vec<_> = kernel.fields.iter().filter(|(name, _)| is_spec_field(name)).collect();
+        let spec: Vec<_> = kernel
+            .fields
+            .iter()
+            .filter(|(name, _)| is_spec_field(name))
+            .collect();
         if !specialisations.insert(spec) {
             return Err(Defect::Duplicate { entry: entry() });
         }
     }
     if end < cubins.len() as u64 {
-        return Err(Defect::Trailing { extra_bytes: cubins.len() as u64 - end });
+        return Err(Defect::Trailing {
+            extra_bytes: cubins.len() as u64 - end,
+        });
     }
-    Ok((manifest.crate_version, HEADER_BYTES + length as usize, manifest.kernels))
+    Ok((
+        manifest.crate_version,
+        HEADER_BYTES + length as usize,
+        manifest.kernels,
+    ))
 }
 
 fn is_spec_field(name: &str) -> bool {
@@ -448,7 +545,11 @@ pub fn encode_bundle(kernels: &[Kernel]) -> Result<Vec<u8>, Error> {
         let identity = Identity::new(&kernel.spec)?;
         entries.push(Entry {
             key: identity.key(kernel.nvrtc_version).to_string(),
-            fields: identity.fields.iter().map(|(n, v)| (n.to_string(), v.clone())).collect(),
+            fields: identity
+                .fields
+                .iter()
+                .map(|(n, v)| (n.to_string(), v.clone()))
+                .collect(),
             entry: identity.entry,
             nvrtc: kernel.nvrtc_version,
             resources: kernel.resources.map(EntryResources::from),
@@ -458,7 +559,10 @@ pub fn encode_bundle(kernels: &[Kernel]) -> Result<Vec<u8>, Error> {
         });
         cubins.extend_from_slice(&kernel.cubin);
     }
-    let manifest = Manifest { crate_version: CRATE_VERSION.into(), kernels: entries };
+    let manifest = Manifest {
+        crate_version: CRATE_VERSION.into(),
+        kernels: entries,
+    };
     // Strings, numbers and maps with string keys always serialise.
     let manifest = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
     let mut bytes = Vec::with_capacity(HEADER_BYTES + manifest.len() + cubins.len());

@@ -10,10 +10,10 @@ use std::time::{Duration, SystemTime};
 
 use kda_codegen::{KernelSpec, nvrtc};
 
+use crate::Error;
 use crate::bundle::{Found, KernelBundle, encode_bundle, read_bounded};
 use crate::kernels::{Kernel, Origin};
 use crate::key::Identity;
-use crate::Error;
 
 /// Environment variable that names the cache's folder, or is `off`. Read by
 /// [`DiskCache::from_environment`] only.
@@ -40,7 +40,9 @@ pub struct DiskCache {
 impl DiskCache {
     /// The cache in `folder`, which is created when the first kernel is written.
     pub fn at(folder: impl Into<PathBuf>) -> DiskCache {
-        DiskCache { folder: folder.into() }
+        DiskCache {
+            folder: folder.into(),
+        }
     }
 
     /// The user's cache: the folder in `KDA_CACHE`, or `prepared-kda` in the user's cache folder
@@ -53,7 +55,11 @@ impl DiskCache {
         }
         let home = |below: &str| variable("HOME").map(|home| Path::new(&home).join(below));
         // XDG says that a relative path is to be ignored.
-        let xdg = || variable("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+        let xdg = || {
+            variable("XDG_CACHE_HOME")
+                .map(PathBuf::from)
+                .filter(|path| path.is_absolute())
+        };
         let user = if cfg!(windows) {
             variable("LOCALAPPDATA").map(PathBuf::from)
         } else if cfg!(target_os = "macos") {
@@ -91,7 +97,10 @@ impl DiskCache {
         let folder = self.kernel_folder(identity);
         let mut versions: Vec<(i32, i32)> = match version {
             Some(version) => vec![version],
-            None => names(&folder).iter().filter_map(|name| parse_name(name)).collect(),
+            None => names(&folder)
+                .iter()
+                .filter_map(|name| parse_name(name))
+                .collect(),
         };
         versions.retain(|version| *version >= nvrtc::OLDEST);
         versions.sort_unstable_by(|a, b| b.cmp(a));
@@ -99,7 +108,8 @@ impl DiskCache {
             let path = folder.join(file_name(version));
             match read(&path, identity, version) {
                 Ok(kernel) => return Some(kernel),
-                Err(Error::BundleUnreadable { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+                Err(Error::BundleUnreadable { source, .. })
+                    if source.kind() == ErrorKind::NotFound => {}
                 Err(error) => {
                     log::warn!("kernel cache: {error}; the kernel is compiled again");
                     // Its replacement may have another version and so another name.
@@ -126,19 +136,28 @@ fn file_name((major, minor): (i32, i32)) -> String {
 }
 
 fn parse_name(name: &str) -> Option<(i32, i32)> {
-    let (major, minor) = name.strip_suffix(EXTENSION)?.strip_suffix('.')?.split_once('.')?;
+    let (major, minor) = name
+        .strip_suffix(EXTENSION)?
+        .strip_suffix('.')?
+        .split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn names(folder: &Path) -> Vec<String> {
     fs::read_dir(folder)
-        .map(|dir| dir.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+        .map(|dir| {
+            dir.flatten()
+                .filter_map(|entry| entry.file_name().into_string().ok())
+                .collect()
+        })
         .unwrap_or_default()
 }
 
 fn read(path: &Path, identity: &Identity, version: (i32, i32)) -> Result<Kernel, Error> {
-    let bytes = read_bounded(path, MOST_BYTES)
-        .map_err(|source| Error::BundleUnreadable { path: path.into(), source })?;
+    let bytes = read_bounded(path, MOST_BYTES).map_err(|source| Error::BundleUnreadable {
+        path: path.into(),
+        source,
+    })?;
     let bundle = KernelBundle::parse(path.into(), bytes.into())?;
     match bundle.find(identity, Some(version), Origin::Cache)? {
         Found::Kernel(kernel) => Ok(*kernel),
@@ -155,7 +174,9 @@ fn write(folder: &Path, kernel: &Kernel) -> io::Result<()> {
     let bytes = encode_bundle(std::slice::from_ref(kernel)).map_err(io::Error::other)?;
     create_folder(folder)?;
     remove_abandoned(folder);
-    let nanos = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+    let nanos = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |d| d.as_nanos());
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let partial = folder.join(format!(".{}-{nanos}-{count}.{PARTIAL}", std::process::id()));
     // Whole or not at all: a reader never sees half a file. After a power failure the checksum
@@ -186,7 +207,9 @@ fn remove_abandoned(folder: &Path) {
     for name in names(folder) {
         let path = folder.join(&name);
         let old = || {
-            let modified = fs::metadata(&path).and_then(|metadata| metadata.modified()).ok()?;
+            let modified = fs::metadata(&path)
+                .and_then(|metadata| metadata.modified())
+                .ok()?;
             Some(modified.elapsed().ok()? > ABANDONED)
         };
         if name.ends_with(PARTIAL) && old() == Some(true) {

@@ -59,7 +59,13 @@ impl Config {
     }
 
     pub(crate) fn validate(&self) -> Result<(), Error> {
-        let illegal = |setting, value, allowed| Err(Error::IllegalSetting { setting, value, allowed });
+        let illegal = |setting, value, allowed| {
+            Err(Error::IllegalSetting {
+                setting,
+                value,
+                allowed,
+            })
+        };
         if let Gate::LowerBound(bound) = self.gate
             && !(bound < 0.0 && bound.is_finite())
         {
@@ -158,7 +164,16 @@ impl Policies {
     /// One mode for every size of the given kinds.
     pub fn single(kinds: &[StepKind], mode: Mode) -> Policies {
         let max_requests = kda_codegen::schedule::MAX_REQUESTS;
-        Policies(kinds.iter().map(|&kind| Policy { kind, max_requests, mode }).collect())
+        Policies(
+            kinds
+                .iter()
+                .map(|&kind| Policy {
+                    kind,
+                    max_requests,
+                    mode,
+                })
+                .collect(),
+        )
     }
 
     /// The measured choice for a device: the fewer (request, head) pairs there are, the more blocks
@@ -197,7 +212,14 @@ impl Policies {
                 (2304, widest),
                 (ANY, hinted),
             ],
-            (true, true) => [(144, split4), (ANY, wide), (ANY, wide), (ANY, wide), (ANY, wide), (ANY, wide)],
+            (true, true) => [
+                (144, split4),
+                (ANY, wide),
+                (ANY, wide),
+                (ANY, wide),
+                (ANY, wide),
+                (ANY, wide),
+            ],
         };
         let mut policies: Vec<Policy> = Vec::new();
         for &kind in kinds {
@@ -213,7 +235,11 @@ impl Policies {
                 let max_requests = (pairs / heads.max(1)).min(kda_codegen::schedule::MAX_REQUESTS);
                 if max_requests > covered {
                     covered = max_requests;
-                    policies.push(Policy { kind, max_requests, mode });
+                    policies.push(Policy {
+                        kind,
+                        max_requests,
+                        mode,
+                    });
                 }
             }
         }

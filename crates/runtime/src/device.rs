@@ -19,13 +19,20 @@ pub type Stream = sys::CUstream;
 fn check(call: &'static str, result: sys::CUresult) -> Result<(), Error> {
     match result {
         sys::CUresult::CUDA_SUCCESS => Ok(()),
-        code => Err(Error::Cuda { call, code: code as u32 }),
+        code => Err(Error::Cuda {
+            call,
+            code: code as u32,
+        }),
     }
 }
 
 fn driver_present() -> Result<(), Error> {
     // SAFETY: opens the driver library by name.
-    if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(Error::DriverMissing) }
+    if unsafe { sys::is_culib_present() } {
+        Ok(())
+    } else {
+        Err(Error::DriverMissing)
+    }
 }
 
 /// A CUDA context to prepare and launch in. Clones share it.
@@ -65,7 +72,13 @@ impl Device {
                 "cuDevicePrimaryCtxRetain",
                 sys::cuDevicePrimaryCtxRetain(&mut context, device),
             )?;
-            Ok(Device(Arc::new(Inner { context, retained: Some(device), device, arch, _owner: None })))
+            Ok(Device(Arc::new(Inner {
+                context,
+                retained: Some(device),
+                device,
+                arch,
+                _owner: None,
+            })))
         }
     }
 
@@ -94,7 +107,13 @@ impl Device {
         };
         queried?;
         let arch = arch_of(device)?;
-        Ok(Device(Arc::new(Inner { context, retained: None, device, arch, _owner: Some(owner) })))
+        Ok(Device(Arc::new(Inner {
+            context,
+            retained: None,
+            device,
+            arch,
+            _owner: Some(owner),
+        })))
     }
 
     /// The architecture its kernels are compiled for.
@@ -151,7 +170,9 @@ impl Drop for Pushed {
 fn pop() -> Result<(), Error> {
     let mut popped = ptr::null_mut();
     // SAFETY: the driver is present; the pointer is to a local.
-    check("cuCtxPopCurrent", unsafe { sys::cuCtxPopCurrent_v2(&mut popped) })
+    check("cuCtxPopCurrent", unsafe {
+        sys::cuCtxPopCurrent_v2(&mut popped)
+    })
 }
 
 impl Drop for Inner {
@@ -185,7 +206,9 @@ fn arch_of(device: sys::CUdevice) -> Result<Arch, Error> {
 pub(crate) fn is_capturing(stream: Stream) -> Result<bool, Error> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the caller's stream is live; the pointer is to a local.
-    check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream, &mut status) })?;
+    check("cuStreamIsCapturing", unsafe {
+        sys::cuStreamIsCapturing(stream, &mut status)
+    })?;
     Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
@@ -211,12 +234,23 @@ impl Function {
         entry: &str,
         dependent_launch: bool,
     ) -> Result<Function, Error> {
-        let name = CString::new(entry).map_err(|_| Error::Cuda { call: "cuModuleGetFunction", code: 1 })?;
+        let name = CString::new(entry).map_err(|_| Error::Cuda {
+            call: "cuModuleGetFunction",
+            code: 1,
+        })?;
         let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: NVRTC's cubin is complete; the handles are locals and the context is current.
         unsafe {
-            check("cuModuleLoadData", sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()))?;
-            let loaded = Function { device: device.clone(), module, function, dependent_launch };
+            check(
+                "cuModuleLoadData",
+                sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()),
+            )?;
+            let loaded = Function {
+                device: device.clone(),
+                module,
+                function,
+                dependent_launch,
+            };
             check(
                 "cuModuleGetFunction",
                 sys::cuModuleGetFunction(&mut function, module, name.as_ptr()),
@@ -243,7 +277,9 @@ impl Function {
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
         };
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid[0],
@@ -275,7 +311,9 @@ impl Drop for Function {
     fn drop(&mut self) {
         let module = self.module;
         // SAFETY: loaded once by `load`. An error here has no remedy.
-        let _ = self.device.with_context(|| check("cuModuleUnload", unsafe { sys::cuModuleUnload(module) }));
+        let _ = self
+            .device
+            .with_context(|| check("cuModuleUnload", unsafe { sys::cuModuleUnload(module) }));
     }
 }
 
@@ -302,8 +340,11 @@ impl FaultMemory {
         check("cuMemHostAlloc", unsafe {
             sys::cuMemHostAlloc(&mut host, size_of::<FaultRecord>(), flags)
         })?;
-        let mut memory =
-            FaultMemory { device: device.clone(), address: 0, host: host.cast() };
+        let mut memory = FaultMemory {
+            device: device.clone(),
+            address: 0,
+            host: host.cast(),
+        };
         memory.clear();
         // SAFETY: the memory was just allocated for device access; the pointer is to a field.
         check("cuMemHostGetDevicePointer", unsafe {
@@ -342,7 +383,9 @@ impl FaultMemory {
                 return Err(Error::Capturing);
             }
             // SAFETY: the caller's stream is live.
-            check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })
+            check("cuStreamSynchronize", unsafe {
+                sys::cuStreamSynchronize(stream)
+            })
         })?;
         let record = self.peek();
         if record.count != 0 {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use kda_codegen::Arch;
 
-use crate::bundle::{Defect, Difference};
 use crate::StepKind;
+use crate::bundle::{Defect, Difference};
 
 /// Why a step could not be prepared or launched. Nothing was launched.
 #[derive(Debug)]
@@ -164,10 +164,21 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Codegen(source) => write!(f, "{source}"),
-            Error::KernelMissing { entry, arch, nearest: None } => {
-                write!(f, "no source has {entry} for {arch}, and nvrtc is not among them")
+            Error::KernelMissing {
+                entry,
+                arch,
+                nearest: None,
+            } => {
+                write!(
+                    f,
+                    "no source has {entry} for {arch}, and nvrtc is not among them"
+                )
             }
-            Error::KernelMissing { entry, arch, nearest: Some(difference) } => write!(
+            Error::KernelMissing {
+                entry,
+                arch,
+                nearest: Some(difference),
+            } => write!(
                 f,
                 "no source has {entry} for {arch}, and nvrtc is not among them; nearest kernel of \
                  the bundle: {difference}"
@@ -176,10 +187,22 @@ impl fmt::Display for Error {
             Error::BundleDamaged { path, defect } => {
                 write!(f, "{} is no whole bundle: {defect}", path.display())
             }
-            Error::BundleMismatch { path, entry: Some(entry), difference } => {
-                write!(f, "{} does not match for {entry}: {difference}", path.display())
+            Error::BundleMismatch {
+                path,
+                entry: Some(entry),
+                difference,
+            } => {
+                write!(
+                    f,
+                    "{} does not match for {entry}: {difference}",
+                    path.display()
+                )
             }
-            Error::BundleMismatch { path, entry: None, difference } => {
+            Error::BundleMismatch {
+                path,
+                entry: None,
+                difference,
+            } => {
                 write!(f, "{} does not match: {difference}", path.display())
             }
             Error::NvrtcVersion { found, required } => write!(
@@ -187,10 +210,21 @@ impl fmt::Display for Error {
                 "nvrtc {}.{} was found, {}.{} required",
                 found.0, found.1, required.0, required.1
             ),
-            Error::PolicyMissing { kind, requests, prepared: 0 } => {
-                write!(f, "no {kind} kernel is prepared, {requests} requests asked for one")
+            Error::PolicyMissing {
+                kind,
+                requests,
+                prepared: 0,
+            } => {
+                write!(
+                    f,
+                    "no {kind} kernel is prepared, {requests} requests asked for one"
+                )
             }
-            Error::PolicyMissing { kind, requests, prepared } => write!(
+            Error::PolicyMissing {
+                kind,
+                requests,
+                prepared,
+            } => write!(
                 f,
                 "{kind} kernels are prepared up to {prepared} requests, {requests} asked for one"
             ),
@@ -198,25 +232,50 @@ impl fmt::Display for Error {
             Error::OperandUnexpected { operand, setting } => {
                 write!(f, "{operand} was given, but {setting}")
             }
-            Error::Misaligned { operand, value, alignment_bytes } => {
-                write!(f, "{operand} is at {value:#x}, which is not a multiple of {alignment_bytes} bytes")
+            Error::Misaligned {
+                operand,
+                value,
+                alignment_bytes,
+            } => {
+                write!(
+                    f,
+                    "{operand} is at {value:#x}, which is not a multiple of {alignment_bytes} bytes"
+                )
             }
-            Error::TooShort { operand, found, needed } => {
+            Error::TooShort {
+                operand,
+                found,
+                needed,
+            } => {
                 write!(f, "{operand} holds {found} elements, {needed} needed")
             }
-            Error::StrideTooSmall { operand, found, needed } => {
-                write!(f, "{operand} has a stride of {found} elements, {needed} needed")
+            Error::StrideTooSmall {
+                operand,
+                found,
+                needed,
+            } => {
+                write!(
+                    f,
+                    "{operand} has a stride of {found} elements, {needed} needed"
+                )
             }
             Error::TooLarge { what, found, most } => {
                 write!(f, "{what} is {found}, at most {most} allowed")
             }
             Error::ConvLineTooShort { found, needed } => {
-                write!(f, "conv_cache has {found} positions a line, {needed} needed")
+                write!(
+                    f,
+                    "conv_cache has {found} positions a line, {needed} needed"
+                )
             }
             Error::ColumnsTooFew { found, needed } => {
                 write!(f, "slots has {found} columns, {needed} needed")
             }
-            Error::IllegalSetting { setting, value, allowed } => {
+            Error::IllegalSetting {
+                setting,
+                value,
+                allowed,
+            } => {
                 write!(f, "{setting} is {value}, allowed: {allowed}")
             }
             Error::Overlap { written, other } => {

@@ -6,10 +6,10 @@ use std::sync::Mutex;
 
 use kda_codegen::{Arch, CompiledKernel, KernelSpec, Nvrtc, Resources};
 
+use crate::Error;
 use crate::bundle::{Found, KernelBundle};
 use crate::cache::DiskCache;
 use crate::key::{Identity, KernelKey};
-use crate::Error;
 
 /// Where a kernel came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,7 +82,12 @@ impl Kernel {
     ///
     /// As [`Kernel::new`].
     pub fn compiled(kernel: &CompiledKernel) -> Result<Kernel, Error> {
-        Kernel::new(&kernel.spec, kernel.cubin.clone(), kernel.nvrtc_version, kernel.resources)
+        Kernel::new(
+            &kernel.spec,
+            kernel.cubin.clone(),
+            kernel.nvrtc_version,
+            kernel.resources,
+        )
     }
 }
 
@@ -111,7 +116,10 @@ pub trait Kernels: Sync {
             let mut done = Vec::new();
             loop {
                 // A panic in another worker leaves the iterator intact.
-                let taken = next.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
+                let taken = next
+                    .lock()
+                    .unwrap_or_else(|poisoned| poisoned.into_inner())
+                    .next();
                 let Some((i, spec)) = taken else { break done };
                 done.push((i, self.kernel(spec)));
             }
@@ -120,7 +128,11 @@ pub trait Kernels: Sync {
             let threads: Vec<_> = (1..workers).map(|_| scope.spawn(work)).collect();
             let mut kernels = work();
             for thread in threads {
-                kernels.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+                kernels.extend(
+                    thread
+                        .join()
+                        .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                );
             }
             kernels
         });
@@ -164,7 +176,9 @@ impl KernelSources {
 
     /// The user's disk cache, then NVRTC.
     pub fn standard() -> KernelSources {
-        KernelSources::new().disk_cache(DiskCache::from_environment()).nvrtc(&[])
+        KernelSources::new()
+            .disk_cache(DiskCache::from_environment())
+            .nvrtc(&[])
     }
 
     /// Adds a bundle; several are asked in the order in which they were added.
@@ -205,23 +219,37 @@ impl Kernels for KernelSources {
                 Found::Missing(difference) => nearest = nearest.or(difference),
             }
         }
-        if let Some(kernel) = self.cache.as_ref().and_then(|cache| cache.find(&identity, self.version)) {
+        if let Some(kernel) = self
+            .cache
+            .as_ref()
+            .and_then(|cache| cache.find(&identity, self.version))
+        {
             return Ok(kernel);
         }
         let Some(folders) = &self.nvrtc else {
             let arch: Arch = spec.arch;
-            return Err(Error::KernelMissing { entry: identity.entry, arch, nearest });
+            return Err(Error::KernelMissing {
+                entry: identity.entry,
+                arch,
+                nearest,
+            });
         };
         let nvrtc = Nvrtc::load(folders)?;
         if let Some(required) = self.version.filter(|version| *version != nvrtc.version()) {
-            return Err(Error::NvrtcVersion { found: nvrtc.version(), required });
+            return Err(Error::NvrtcVersion {
+                found: nvrtc.version(),
+                required,
+            });
         }
         let kernel = nvrtc.kernel(spec)?;
         if let Some(cache) = &self.cache
             && let Err(error) = cache.store(&kernel)
         {
             let folder = cache.folder().display();
-            log::warn!("kernel cache: {} is not cached in {folder}: {error}", kernel.entry);
+            log::warn!(
+                "kernel cache: {} is not cached in {folder}: {error}",
+                kernel.entry
+            );
         }
         Ok(kernel)
     }

@@ -24,10 +24,12 @@ impl Hash {
     }
 
     pub(crate) fn hex(&self) -> String {
-        self.0.iter().fold(String::with_capacity(2 * DIGEST_BYTES), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+        self.0
+            .iter()
+            .fold(String::with_capacity(2 * DIGEST_BYTES), |mut text, byte| {
+                let _ = write!(text, "{byte:02x}");
+                text
+            })
     }
 }
 
@@ -90,7 +92,11 @@ impl Identity {
         fields.push(("crate_version", CRATE_VERSION.into()));
         fields.push(("options", nvrtc::options(spec).join(" ")));
         fields.push(("text_sha256", Hash::of(source.text.as_bytes()).hex()));
-        Ok(Identity { spec: *spec, entry: source.entry, fields })
+        Ok(Identity {
+            spec: *spec,
+            entry: source.entry,
+            fields,
+        })
     }
 
     /// Digest of the fields: the key without the NVRTC version.

@@ -4,7 +4,8 @@ use kda_codegen::{KernelSpec, Resources};
 
 use crate::device::{self, FaultMemory, Function};
 use crate::{
-    Config, Device, Error, Kernel, KernelKey, Kernels, Origin, Plan, Policies, Step, StepKind, Stream,
+    Config, Device, Error, Kernel, KernelKey, Kernels, Origin, Plan, Policies, Step, StepKind,
+    Stream,
 };
 
 /// Why the kernel refused a request.
@@ -42,7 +43,11 @@ impl Faults {
             3 => FaultKind::NullSource,
             _ => FaultKind::SlotOutOfRange,
         };
-        Some(Faults { count: record.count, request: (record.first >> 32) as u32, kind })
+        Some(Faults {
+            count: record.count,
+            request: (record.first >> 32) as u32,
+            kind,
+        })
     }
 }
 
@@ -96,17 +101,37 @@ impl PreparedKda {
         let mut functions = Vec::new();
         let mut info = Vec::new();
         for kernel in kernels.kernels(plan.kernels())? {
-            let Kernel { spec, entry, key, cubin, nvrtc_version: _, resources, origin } = kernel;
+            let Kernel {
+                spec,
+                entry,
+                key,
+                cubin,
+                nvrtc_version: _,
+                resources,
+                origin,
+            } = kernel;
             let function = device.with_context(|| {
                 Function::load(device, &cubin, &entry, spec.arch.has_clusters())
             })?;
             let report = resources.map_or("no report".into(), |resources| resources.to_string());
             log::info!("prepared {entry}: {origin}, {report}");
             functions.push(function);
-            info.push(KernelInfo { entry, spec, key, origin, resources });
+            info.push(KernelInfo {
+                entry,
+                spec,
+                key,
+                origin,
+                resources,
+            });
         }
         let faults = device.with_context(|| FaultMemory::new(device))?;
-        Ok(PreparedKda { device: device.clone(), plan, functions, info, faults })
+        Ok(PreparedKda {
+            device: device.clone(),
+            plan,
+            functions,
+            info,
+            faults,
+        })
     }
 
     /// What is prepared.

@@ -50,7 +50,11 @@ impl Projected {
         let dim = heads * HEAD_DIM;
         let from = |column: usize| Rows {
             buffer: Buffer {
-                address: if buffer.address == 0 { 0 } else { buffer.address + 2 * column as u64 },
+                address: if buffer.address == 0 {
+                    0
+                } else {
+                    buffer.address + 2 * column as u64
+                },
                 elements: buffer.elements.saturating_sub(column),
             },
             stride: pitch,
@@ -167,8 +171,11 @@ impl Plan {
     /// [`Error::IllegalSetting`] and [`Error::Codegen`] for settings no kernel exists for.
     pub fn new(arch: Arch, config: &Config, policies: &Policies) -> Result<Plan, Error> {
         config.validate()?;
-        let mut plan =
-            Plan { config: *config, kernels: Vec::new(), table: std::array::from_fn(|_| Vec::new()) };
+        let mut plan = Plan {
+            config: *config,
+            kernels: Vec::new(),
+            table: std::array::from_fn(|_| Vec::new()),
+        };
         for policy in &policies.0 {
             let spec = config.spec(arch, policy.kind, policy.mode);
             spec.validate()?;
@@ -199,7 +206,11 @@ impl Plan {
     /// fewest requests of a kind first.
     pub fn policies(&self) -> impl Iterator<Item = (StepKind, usize, usize)> + '_ {
         self.table.iter().enumerate().flat_map(|(index, row)| {
-            let kind = if index == 0 { StepKind::Decode } else { StepKind::Verify(index) };
+            let kind = if index == 0 {
+                StepKind::Decode
+            } else {
+                StepKind::Verify(index)
+            };
             row.iter().map(move |&(most, kernel)| (kind, most, kernel))
         })
     }
@@ -224,10 +235,17 @@ impl Plan {
         if step.requests == 0 {
             return Ok(None);
         }
-        let row = step.kind.index().map_or(&[][..], |kind| &self.table[kind][..]);
+        let row = step
+            .kind
+            .index()
+            .map_or(&[][..], |kind| &self.table[kind][..]);
         let Some(&(_, kernel)) = row.iter().find(|(most, _)| step.requests <= *most) else {
             let prepared = row.last().map_or(0, |&(most, _)| most);
-            return Err(Error::PolicyMissing { kind: step.kind, requests: step.requests, prepared });
+            return Err(Error::PolicyMissing {
+                kind: step.kind,
+                requests: step.requests,
+                prepared,
+            });
         };
         let launch = self.kernels[kernel].launch(step.requests)?;
         self.check(step)?;
@@ -237,7 +255,9 @@ impl Plan {
         let arguments = Arguments {
             qkv: projected.qkv.buffer.address,
             conv_weight: weights.conv.address,
-            conv_bias: weights.conv_bias.map_or(weights.dt_bias.address, |bias| bias.address),
+            conv_bias: weights
+                .conv_bias
+                .map_or(weights.dt_bias.address, |bias| bias.address),
             conv_cache: step.conv_cache.buffer.address,
             f_a: projected.f_a.buffer.address,
             beta: projected.beta.buffer.address,
@@ -274,7 +294,11 @@ impl Plan {
                 requests: step.requests as i32,
             },
         };
-        Ok(Some(Planned { kernel, launch, arguments }))
+        Ok(Some(Planned {
+            kernel,
+            launch,
+            arguments,
+        }))
     }
 
     fn check(&self, step: &Step) -> Result<(), Error> {
@@ -288,18 +312,28 @@ impl Plan {
             ("slots columns", step.slots.columns),
         ] {
             if found > i32::MAX as usize {
-                return Err(Error::TooLarge { what, found, most: i32::MAX as usize });
+                return Err(Error::TooLarge {
+                    what,
+                    found,
+                    most: i32::MAX as usize,
+                });
             }
         }
         let columns = step.slots.columns;
         if columns < tokens {
-            return Err(Error::ColumnsTooFew { found: columns, needed: tokens });
+            return Err(Error::ColumnsTooFew {
+                found: columns,
+                needed: tokens,
+            });
         }
         // A decode step reads one window, however wide the table is.
         let offsets = if step.kind.is_verify() { columns } else { 1 };
         let needed = CONV_WIDTH - 1 + offsets - 1;
         if step.conv_cache.length < needed {
-            return Err(Error::ConvLineTooShort { found: step.conv_cache.length, needed });
+            return Err(Error::ConvLineTooShort {
+                found: step.conv_cache.length,
+                needed,
+            });
         }
         let state_alignment = match self.config.state_dtype {
             StateDtype::F32 => 4,
@@ -337,16 +371,43 @@ impl Plan {
             (step.kind.is_verify(), "the step is a decode step"),
             step.requests,
         )?;
-        strided("slots", step.slots.buffer, step.slots.stride, step.requests, if step.kind.is_verify() { columns } else { 1 }, 4)?;
+        strided(
+            "slots",
+            step.slots.buffer,
+            step.slots.stride,
+            step.requests,
+            if step.kind.is_verify() { columns } else { 1 },
+            4,
+        )?;
         let conv = &step.conv_cache;
-        strided("conv_cache", conv.buffer, conv.slot_stride, step.pool_slots, 3 * dim * conv.length, 2)?;
-        for (operand, pool) in [("state_pool", Some(step.state)), ("state_source", step.state_source)]
-        {
+        strided(
+            "conv_cache",
+            conv.buffer,
+            conv.slot_stride,
+            step.pool_slots,
+            3 * dim * conv.length,
+            2,
+        )?;
+        for (operand, pool) in [
+            ("state_pool", Some(step.state)),
+            ("state_source", step.state_source),
+        ] {
             let Some(pool) = pool else { continue };
-            strided(operand, pool.buffer, pool.slot_stride, step.pool_slots, dim * HEAD_DIM, 16)?;
+            strided(
+                operand,
+                pool.buffer,
+                pool.slot_stride,
+                step.pool_slots,
+                dim * HEAD_DIM,
+                16,
+            )?;
             if pool.slot_stride % state_alignment != 0 {
                 let bytes = pool.slot_stride * 16 / state_alignment;
-                return Err(Error::Misaligned { operand, value: bytes as u64, alignment_bytes: 16 });
+                return Err(Error::Misaligned {
+                    operand,
+                    value: bytes as u64,
+                    alignment_bytes: 16,
+                });
             }
         }
         self.check_overlap(step, rows)
@@ -364,19 +425,40 @@ impl Plan {
         };
         let pool = |pool: &StatePool| {
             let width = dim * HEAD_DIM;
-            Extent::new(pool.buffer.address, pool.slot_stride, width, step.pool_slots, state_bytes)
+            Extent::new(
+                pool.buffer.address,
+                pool.slot_stride,
+                width,
+                step.pool_slots,
+                state_bytes,
+            )
         };
         let conv = &step.conv_cache;
         let width = 3 * dim * conv.length;
-        let conv = Extent::new(conv.buffer.address, conv.slot_stride, width, step.pool_slots, 2);
+        let conv = Extent::new(
+            conv.buffer.address,
+            conv.slot_stride,
+            width,
+            step.pool_slots,
+            2,
+        );
         let out = rows_of(&step.out, dim);
         let state = pool(&step.state);
         let apart = |written, a: &Extent, other, b: &Extent| {
-            if a.overlaps(b) { Err(Error::Overlap { written, other }) } else { Ok(()) }
+            if a.overlaps(b) {
+                Err(Error::Overlap { written, other })
+            } else {
+                Ok(())
+            }
         };
         let projected = &step.projected;
         apart("out", &out, "qkv", &rows_of(&projected.qkv, 3 * dim))?;
-        apart("out", &out, "output_gate", &rows_of(&projected.output_gate, dim))?;
+        apart(
+            "out",
+            &out,
+            "output_gate",
+            &rows_of(&projected.output_gate, dim),
+        )?;
         apart("out", &out, "f_a", &rows_of(&projected.f_a, GATE_RANK))?;
         apart("out", &out, "beta", &rows_of(&projected.beta, heads))?;
         apart("out", &out, "conv_cache", &conv)?;
@@ -417,7 +499,9 @@ impl Extent {
 
     fn end(&self) -> u64 {
         let reach = self.count.saturating_sub(1).saturating_mul(self.stride);
-        self.start.saturating_add(reach).saturating_add(if self.count == 0 { 0 } else { self.width })
+        self.start
+            .saturating_add(reach)
+            .saturating_add(if self.count == 0 { 0 } else { self.width })
     }
 
     /// Whether the pieces leave no gap.
@@ -452,7 +536,11 @@ impl Extent {
             return false;
         }
         // Ranges overlap, so in the shared part the pieces alternate, or meet in every period.
-        let (low, high) = if self.start <= other.start { (self, other) } else { (other, self) };
+        let (low, high) = if self.start <= other.start {
+            (self, other)
+        } else {
+            (other, self)
+        };
         let distance = high.start - low.start;
         let offset = distance % low.stride;
         // The piece of `low` at or below the start of `high`, and the one after it.
@@ -472,10 +560,18 @@ fn contiguous(
         return Err(Error::OperandMissing { operand });
     }
     if !buffer.address.is_multiple_of(alignment_bytes as u64) {
-        return Err(Error::Misaligned { operand, value: buffer.address, alignment_bytes });
+        return Err(Error::Misaligned {
+            operand,
+            value: buffer.address,
+            alignment_bytes,
+        });
     }
     if buffer.elements < needed {
-        return Err(Error::TooShort { operand, found: buffer.elements, needed });
+        return Err(Error::TooShort {
+            operand,
+            found: buffer.elements,
+            needed,
+        });
     }
     Ok(())
 }
@@ -489,7 +585,11 @@ fn strided(
     alignment_bytes: usize,
 ) -> Result<(), Error> {
     if stride < width as i64 {
-        return Err(Error::StrideTooSmall { operand, found: stride, needed: width as i64 });
+        return Err(Error::StrideTooSmall {
+            operand,
+            found: stride,
+            needed: width as i64,
+        });
     }
     let needed = (count.saturating_sub(1))
         .checked_mul(stride as usize)
@@ -518,7 +618,9 @@ mod tests {
 
     /// One bit for each byte.
     fn bytes(e: &Extent) -> u64 {
-        (0..e.count).map(|i| ((1 << e.width) - 1) << (e.start + i * e.stride)).sum()
+        (0..e.count)
+            .map(|i| ((1 << e.width) - 1) << (e.start + i * e.stride))
+            .sum()
     }
 
     #[test]
@@ -528,7 +630,12 @@ mod tests {
             for width in 1..4 {
                 for stride in width..7 {
                     for count in 0..4 {
-                        extents.push(Extent { start, stride, width, count });
+                        extents.push(Extent {
+                            start,
+                            stride,
+                            width,
+                            count,
+                        });
                     }
                 }
             }
@@ -538,7 +645,11 @@ mod tests {
             for b in &extents {
                 let shared = bytes(a) & bytes(b) != 0;
                 let exact = a.dense() || b.dense() || a.stride == b.stride;
-                assert!(a.overlaps(b) == shared || !exact && shared, "{:?}", (a.start, b.start));
+                assert!(
+                    a.overlaps(b) == shared || !exact && shared,
+                    "{:?}",
+                    (a.start, b.start)
+                );
                 if exact {
                     seen[usize::from(shared)] += 1;
                 }

@@ -3,9 +3,7 @@
 mod support;
 
 use kda_codegen::{Arch, Mode};
-use kda_runtime::{
-    Buffer, Config, Error, Gate, Plan, Policies, Policy, StatePool, Step, StepKind,
-};
+use kda_runtime::{Buffer, Config, Error, Gate, Plan, Policies, Policy, StatePool, Step, StepKind};
 use support::*;
 
 const VERIFY: StepKind = StepKind::Verify(2);
@@ -13,7 +11,10 @@ const VERIFY: StepKind = StepKind::Verify(2);
 fn plan() -> Plan {
     let kinds = [StepKind::Decode, VERIFY];
     let mut policies = Policies::single(&kinds, Mode::default());
-    policies.0.iter_mut().for_each(|policy| policy.max_requests = 16);
+    policies
+        .0
+        .iter_mut()
+        .for_each(|policy| policy.max_requests = 16);
     Plan::new(Arch::Sm90a, &Config::kimi_k3(HEADS), &policies).unwrap()
 }
 
@@ -21,7 +22,10 @@ fn plan() -> Plan {
 fn text(kind: StepKind, change: impl FnOnce(&mut Step)) -> String {
     let mut step = step(kind);
     change(&mut step);
-    plan().step(&step, 64).expect_err("the step is refused").to_string()
+    plan()
+        .step(&step, 64)
+        .expect_err("the step is refused")
+        .to_string()
 }
 
 fn decode(change: impl FnOnce(&mut Step)) -> String {
@@ -50,7 +54,10 @@ fn policies_are_listed() {
     let policy = |max_requests, threads| Policy {
         kind: StepKind::Decode,
         max_requests,
-        mode: Mode { threads, ..Mode::default() },
+        mode: Mode {
+            threads,
+            ..Mode::default()
+        },
     };
     let policies = Policies(vec![policy(64, 256), policy(4, 512), policy(16, 256)]);
     let plan = Plan::new(Arch::Sm90a, &Config::kimi_k3(HEADS), &policies).unwrap();
@@ -65,7 +72,9 @@ fn missing_operands() {
     type Change = fn(&mut Step);
     let cases: [(&str, Change); 14] = [
         ("qkv", |s| s.projected.qkv.buffer.address = 0),
-        ("output_gate", |s| s.projected.output_gate.buffer.address = 0),
+        ("output_gate", |s| {
+            s.projected.output_gate.buffer.address = 0
+        }),
         ("f_a", |s| s.projected.f_a.buffer.address = 0),
         ("beta", |s| s.projected.beta.buffer.address = 0),
         ("out", |s| s.out.buffer.address = 0),
@@ -77,12 +86,20 @@ fn missing_operands() {
         ("slots", |s| s.slots.buffer.address = 0),
         ("conv_cache", |s| s.conv_cache.buffer.address = 0),
         ("state_pool", |s| s.state.buffer.address = 0),
-        ("state_source", |s| s.state_source = Some(StatePool { buffer: Buffer::new(0, 1 << 30), ..s.state })),
+        ("state_source", |s| {
+            s.state_source = Some(StatePool {
+                buffer: Buffer::new(0, 1 << 30),
+                ..s.state
+            })
+        }),
     ];
     for (name, change) in cases {
         assert_eq!(decode(change), format!("{name} has address 0"));
     }
-    assert_eq!(text(VERIFY, |s| s.accepted = None), "accepted has address 0");
+    assert_eq!(
+        text(VERIFY, |s| s.accepted = None),
+        "accepted has address 0"
+    );
 }
 
 #[test]
@@ -101,10 +118,18 @@ fn unexpected_operands() {
 fn short_operands() {
     type Change = fn(&mut Step);
     let cases: [(&str, usize, Change); 13] = [
-        ("qkv", 2 * PITCH + 3 * DIM, |s| s.projected.qkv.buffer.elements = 2 * PITCH + 3 * DIM - 1),
-        ("output_gate", 2 * PITCH + DIM, |s| s.projected.output_gate.buffer.elements = 2 * PITCH + DIM - 1),
-        ("f_a", 2 * PITCH + 128, |s| s.projected.f_a.buffer.elements = 2 * PITCH + 127),
-        ("beta", 2 * PITCH + HEADS, |s| s.projected.beta.buffer.elements = 2 * PITCH + HEADS - 1),
+        ("qkv", 2 * PITCH + 3 * DIM, |s| {
+            s.projected.qkv.buffer.elements = 2 * PITCH + 3 * DIM - 1
+        }),
+        ("output_gate", 2 * PITCH + DIM, |s| {
+            s.projected.output_gate.buffer.elements = 2 * PITCH + DIM - 1
+        }),
+        ("f_a", 2 * PITCH + 128, |s| {
+            s.projected.f_a.buffer.elements = 2 * PITCH + 127
+        }),
+        ("beta", 2 * PITCH + HEADS, |s| {
+            s.projected.beta.buffer.elements = 2 * PITCH + HEADS - 1
+        }),
         ("out", 3 * DIM, |s| s.out.buffer.elements -= 1),
         ("conv_weight", 12 * DIM, |s| s.weights.conv.elements -= 1),
         ("f_b", 128 * DIM, |s| s.weights.f_b.elements -= 1),
@@ -112,26 +137,42 @@ fn short_operands() {
         ("dt_bias", DIM, |s| s.weights.dt_bias.elements -= 1),
         ("norm", 128, |s| s.weights.norm.elements -= 1),
         ("slots", 3, |s| s.slots.buffer.elements -= 1),
-        ("conv_cache", SLOTS * 9 * DIM, |s| s.conv_cache.buffer.elements -= 1),
-        ("state_pool", SLOTS * 128 * DIM, |s| s.state.buffer.elements -= 1),
+        ("conv_cache", SLOTS * 9 * DIM, |s| {
+            s.conv_cache.buffer.elements -= 1
+        }),
+        ("state_pool", SLOTS * 128 * DIM, |s| {
+            s.state.buffer.elements -= 1
+        }),
     ];
     for (name, needed, change) in cases {
         let found = needed - 1;
-        assert_eq!(decode(change), format!("{name} holds {found} elements, {needed} needed"));
+        assert_eq!(
+            decode(change),
+            format!("{name} holds {found} elements, {needed} needed")
+        );
     }
     let short = |s: &mut Step| s.accepted.as_mut().unwrap().elements = 2;
     assert_eq!(text(VERIFY, short), "accepted holds 2 elements, 3 needed");
-    assert_eq!(text(VERIFY, |s| s.slots.buffer.elements = 5), "slots holds 5 elements, 6 needed");
+    assert_eq!(
+        text(VERIFY, |s| s.slots.buffer.elements = 5),
+        "slots holds 5 elements, 6 needed"
+    );
 }
 
 #[test]
 fn narrow_strides() {
     type Change = fn(&mut Step);
     let cases: [(&str, usize, Change); 8] = [
-        ("qkv", 3 * DIM, |s| s.projected.qkv.stride = 3 * DIM as i64 - 1),
-        ("output_gate", DIM, |s| s.projected.output_gate.stride = DIM as i64 - 1),
+        ("qkv", 3 * DIM, |s| {
+            s.projected.qkv.stride = 3 * DIM as i64 - 1
+        }),
+        ("output_gate", DIM, |s| {
+            s.projected.output_gate.stride = DIM as i64 - 1
+        }),
         ("f_a", 128, |s| s.projected.f_a.stride = 127),
-        ("beta", HEADS, |s| s.projected.beta.stride = HEADS as i64 - 1),
+        ("beta", HEADS, |s| {
+            s.projected.beta.stride = HEADS as i64 - 1
+        }),
         ("out", DIM, |s| s.out.stride -= 1),
         ("slots", 1, |s| s.slots.stride = 0),
         ("conv_cache", 9 * DIM, |s| s.conv_cache.slot_stride -= 1),
@@ -139,9 +180,15 @@ fn narrow_strides() {
     ];
     for (name, needed, change) in cases {
         let found = needed - 1;
-        assert_eq!(decode(change), format!("{name} has a stride of {found} elements, {needed} needed"));
+        assert_eq!(
+            decode(change),
+            format!("{name} has a stride of {found} elements, {needed} needed")
+        );
     }
-    assert_eq!(decode(|s| s.out.stride = -512), "out has a stride of -512 elements, 256 needed");
+    assert_eq!(
+        decode(|s| s.out.stride = -512),
+        "out has a stride of -512 elements, 256 needed"
+    );
     assert_eq!(
         decode(|s| s.out.stride = i64::MAX),
         format!("out holds 768 elements, {} needed", usize::MAX)
@@ -158,7 +205,9 @@ fn misaligned_operands() {
         ("f_b", at(3) + 8, 16, |s| s.weights.f_b.address += 8),
         ("a_log", at(4) + 2, 4, |s| s.weights.a_log.address += 2),
         ("slots", at(9) + 2, 4, |s| s.slots.buffer.address += 2),
-        ("conv_cache", at(7) + 1, 2, |s| s.conv_cache.buffer.address += 1),
+        ("conv_cache", at(7) + 1, 2, |s| {
+            s.conv_cache.buffer.address += 1
+        }),
         ("state_pool", at(8) + 4, 16, |s| s.state.buffer.address += 4),
         ("state_pool", 4 * (128 * DIM as u64 + 2), 16, |s| {
             s.state.slot_stride += 2;
@@ -175,10 +224,22 @@ fn misaligned_operands() {
 
 #[test]
 fn counts() {
-    assert_eq!(decode(|s| s.pool_slots = 1 << 31), "pool_slots is 2147483648, at most 2147483647 allowed");
-    assert_eq!(text(VERIFY, |s| s.slots.columns = 1), "slots has 1 columns, 2 needed");
-    assert_eq!(decode(|s| s.conv_cache.length = 2), "conv_cache has 2 positions a line, 3 needed");
-    assert_eq!(text(VERIFY, |s| s.conv_cache.length = 3), "conv_cache has 3 positions a line, 4 needed");
+    assert_eq!(
+        decode(|s| s.pool_slots = 1 << 31),
+        "pool_slots is 2147483648, at most 2147483647 allowed"
+    );
+    assert_eq!(
+        text(VERIFY, |s| s.slots.columns = 1),
+        "slots has 1 columns, 2 needed"
+    );
+    assert_eq!(
+        decode(|s| s.conv_cache.length = 2),
+        "conv_cache has 2 positions a line, 3 needed"
+    );
+    assert_eq!(
+        text(VERIFY, |s| s.conv_cache.length = 3),
+        "conv_cache has 3 positions a line, 4 needed"
+    );
 }
 
 #[test]
@@ -193,7 +254,11 @@ fn steps_that_were_not_prepared() {
     );
     assert!(matches!(
         plan().step(&step(StepKind::Verify(99)), 64),
-        Err(Error::PolicyMissing { kind: StepKind::Verify(99), requests: 3, prepared: 0 })
+        Err(Error::PolicyMissing {
+            kind: StepKind::Verify(99),
+            requests: 3,
+            prepared: 0
+        })
     ));
 }
 
@@ -202,20 +267,37 @@ fn overlapping_operands() {
     type Change = fn(&mut Step);
     let cases: [(&str, &str, Change); 10] = [
         ("out", "qkv", |s| s.out.buffer.address = at(1) + 2),
-        ("out", "output_gate", |s| s.out.buffer.address = s.projected.output_gate.buffer.address - 2),
+        ("out", "output_gate", |s| {
+            s.out.buffer.address = s.projected.output_gate.buffer.address - 2
+        }),
         ("out", "f_a", |s| s.projected.f_a.buffer.address = at(11)),
-        ("out", "beta", |s| s.projected.beta.buffer.address = at(11) + 512),
-        ("out", "conv_cache", |s| s.out.buffer.address = at(7) + 2 * (SLOTS * 9 * DIM) as u64 - 2),
+        ("out", "beta", |s| {
+            s.projected.beta.buffer.address = at(11) + 512
+        }),
+        ("out", "conv_cache", |s| {
+            s.out.buffer.address = at(7) + 2 * (SLOTS * 9 * DIM) as u64 - 2
+        }),
         ("out", "state_pool", |s| s.out.buffer.address = at(8) - 2),
-        ("state_pool", "conv_cache", |s| s.conv_cache.buffer.address = at(8) + 1024),
+        ("state_pool", "conv_cache", |s| {
+            s.conv_cache.buffer.address = at(8) + 1024
+        }),
         ("out", "state_source", |s| {
-            s.state_source = Some(StatePool { buffer: Buffer::new(at(11), 1 << 30), ..s.state });
+            s.state_source = Some(StatePool {
+                buffer: Buffer::new(at(11), 1 << 30),
+                ..s.state
+            });
         }),
         ("conv_cache", "state_source", |s| {
-            s.state_source = Some(StatePool { buffer: Buffer::new(at(7), 1 << 30), ..s.state });
+            s.state_source = Some(StatePool {
+                buffer: Buffer::new(at(7), 1 << 30),
+                ..s.state
+            });
         }),
         ("state_pool", "state_source", |s| {
-            s.state_source = Some(StatePool { buffer: Buffer::new(at(8) + 16, 1 << 30), ..s.state });
+            s.state_source = Some(StatePool {
+                buffer: Buffer::new(at(8) + 16, 1 << 30),
+                ..s.state
+            });
         }),
     ];
     for (written, other, change) in cases {
@@ -223,7 +305,10 @@ fn overlapping_operands() {
         let text = decode(change);
         let wanted = format!("{written} is written and shares memory with {other}");
         let neighbour = format!("{written} is written and shares memory with qkv");
-        assert!(text == wanted || other == "output_gate" && text == neighbour, "{text}, {wanted}");
+        assert!(
+            text == wanted || other == "output_gate" && text == neighbour,
+            "{text}, {wanted}"
+        );
     }
 }
 
@@ -239,7 +324,10 @@ fn pools_may_interleave() {
     paged.conv_cache.slot_stride = (page / 2) as i64;
     assert!(plan().step(&paged, 64).unwrap().is_some());
     paged.conv_cache.buffer.address -= 2;
-    assert!(matches!(plan().step(&paged, 64), Err(Error::Overlap { .. })));
+    assert!(matches!(
+        plan().step(&paged, 64),
+        Err(Error::Overlap { .. })
+    ));
     // The same pool twice is an update in place.
     let mut twice = step(StepKind::Decode);
     twice.state_source = Some(twice.state);
@@ -252,10 +340,18 @@ fn settings() {
         let mut config = Config::kimi_k3(HEADS);
         change(&mut config);
         let policies = Policies::single(&[StepKind::Decode], Mode::default());
-        Plan::new(Arch::Sm90a, &config, &policies).expect_err("refused").to_string()
+        Plan::new(Arch::Sm90a, &config, &policies)
+            .expect_err("refused")
+            .to_string()
     };
-    assert_eq!(refused(|c| c.eps = 0.0), "eps is 0, allowed: finite and above 0");
-    assert_eq!(refused(|c| c.scale = f32::NAN), "scale is NaN, allowed: finite");
+    assert_eq!(
+        refused(|c| c.eps = 0.0),
+        "eps is 0, allowed: finite and above 0"
+    );
+    assert_eq!(
+        refused(|c| c.scale = f32::NAN),
+        "scale is NaN, allowed: finite"
+    );
     assert_eq!(
         refused(|c| c.gate = Gate::LowerBound(0.0)),
         "lower bound is 0, allowed: finite and below 0"
@@ -267,14 +363,24 @@ fn settings() {
 fn errors_cross_threads() {
     fn any_thread<T: std::error::Error + Send + Sync + 'static>(_: T) {}
     any_thread(Error::DriverMissing);
-    assert_eq!(Error::DriverMissing.to_string(), "the CUDA driver library was not found");
     assert_eq!(
-        Error::Cuda { call: "cuInit", code: 3 }.to_string(),
+        Error::DriverMissing.to_string(),
+        "the CUDA driver library was not found"
+    );
+    assert_eq!(
+        Error::Cuda {
+            call: "cuInit",
+            code: 3
+        }
+        .to_string(),
         "cuInit failed with CUDA error 3"
     );
     assert_eq!(
         Error::DeviceUnsupported { major: 7, minor: 5 }.to_string(),
         "no kernel exists for compute capability 7.5"
     );
-    assert_eq!(Error::Capturing.to_string(), "the stream is being captured, prepare before capture");
+    assert_eq!(
+        Error::Capturing.to_string(),
+        "the stream is being captured, prepare before capture"
+    );
 }

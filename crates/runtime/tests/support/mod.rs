@@ -1,8 +1,6 @@
 //! A valid step for tests without a device; addresses are numbers only.
 
-use kda_runtime::{
-    Buffer, ConvCache, Projected, Rows, Slots, StatePool, Step, StepKind, Weights,
-};
+use kda_runtime::{Buffer, ConvCache, Projected, Rows, Slots, StatePool, Step, StepKind, Weights};
 
 pub const HEADS: usize = 2;
 pub const DIM: usize = HEADS * 128;
@@ -47,6 +45,9 @@ pub fn step(kind: StepKind) -> Step {
             columns,
         },
         accepted: kind.is_verify().then(|| Buffer::new(at(10), requests)),
-        out: Rows { buffer: Buffer::new(at(11), rows * DIM), stride: DIM as i64 },
+        out: Rows {
+            buffer: Buffer::new(at(11), rows * DIM),
+            stride: DIM as i64,
+        },
     }
 }
