@@ -827,9 +827,9 @@ static MUTATIONS: &[Mutation] = &[
     change(
         "line stored before the norm exchange",
         STEP,
-        all,
+        cluster,
         "    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);",
-        "    store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line, head, rank, geometry);\n    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);",
+        "    store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line, own.window_start, head, rank, geometry);\n    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);",
     ),
     // Cluster primitives.
     change(

@@ -203,7 +203,7 @@ impl Policies {
         // Largest number of (request, head) pairs, and the mode up to there.
         const ANY: usize = usize::MAX;
         let rows: &[(usize, Mode)] = &match (arch.has_clusters(), early) {
-            (false, _) => [(ANY, widest); 6],
+            (false, _) => [(ANY, wide); 6],
             (true, false) => [
                 (16, split8),
                 (56, split4),
