@@ -165,8 +165,13 @@ fn files(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
+/// Where the project's commands put a fetched libnvrtc.
+fn fetched_nvrtc() -> PathBuf {
+    PathBuf::from("../target/nvrtc")
+}
+
 fn nvrtc_or_skip(test: &str) -> bool {
-    let found = Nvrtc::load(&[PathBuf::from("../target/nvrtc")]);
+    let found = Nvrtc::load(&[fetched_nvrtc()]);
     if let Err(error) = &found {
         assert!(
             std::env::var_os("KDA_REQUIRE_NVRTC").is_none(),
@@ -743,7 +748,9 @@ fn child_process() {
             assert_eq!(warnings(), Vec::<String>::new());
         }
         "prepare" => {
-            let sources = KernelSources::new().disk_cache(cache).nvrtc(&[]);
+            let sources = KernelSources::new()
+                .disk_cache(cache)
+                .nvrtc(&[fetched_nvrtc()]);
             assert_eq!(sources.kernels(&specs(2)).unwrap().len(), 2);
             assert_eq!(warnings(), Vec::<String>::new());
         }

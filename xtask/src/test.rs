@@ -32,8 +32,11 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         Instant::now()
     };
     let started = part("unit, integration and documentation tests");
+    // Tests that compile kernels must not skip for want of the library.
+    load_nvrtc()?;
     let status = Command::new(cargo)
         .args(["test", "--workspace", "--quiet"])
+        .env("KDA_REQUIRE_NVRTC", "1")
         .status()?;
     if !status.success() {
         return Err("cargo test failed".into());
