@@ -190,31 +190,29 @@ impl Policies {
             value_split,
             threads,
             row_lanes,
-            gate_schedule: match (value_split, threads) {
-                (1, _) | (2, 128) => GateSchedule::Block,
+            gate_schedule: match value_split {
+                1 => GateSchedule::Block,
                 _ => GateSchedule::Cluster,
             },
             slot_hints: slot_hints && !early,
         };
         let (split8, split4) = (mode(8, 128, 8, true), mode(4, 128, 8, true));
-        let (split2, split2_narrow) = (mode(2, 256, 8, true), mode(2, 128, 8, true));
+        let split2 = mode(2, 256, 8, true);
         let (wide, widest) = (mode(1, 256, 32, false), mode(1, 512, 32, false));
         let hinted = mode(1, 512, 32, true);
         // Largest number of (request, head) pairs, and the mode up to there.
         const ANY: usize = usize::MAX;
         let rows: &[(usize, Mode)] = &match (arch.has_clusters(), early) {
-            (false, _) => [(ANY, wide); 6],
+            (false, _) => [(ANY, wide); 5],
             (true, false) => [
                 (16, split8),
                 (56, split4),
-                (144, split2),
-                (288, split2_narrow),
+                (288, split2),
                 (2304, widest),
                 (ANY, hinted),
             ],
             (true, true) => [
                 (144, split4),
-                (ANY, wide),
                 (ANY, wide),
                 (ANY, wide),
                 (ANY, wide),
