@@ -22,8 +22,6 @@ pub struct EmulatorExecutor<K = KernelCache> {
     kernels: K,
     modules: HashMap<KernelSpec, Arc<Module>>,
     seed: u64,
-    /// Instructions executed so far, counted per thread.
-    pub thread_instructions: u64,
 }
 
 impl<K: Kernels> EmulatorExecutor<K> {
@@ -34,7 +32,6 @@ impl<K: Kernels> EmulatorExecutor<K> {
             kernels,
             modules: HashMap::new(),
             seed,
-            thread_instructions: 0,
         }
     }
 
@@ -144,7 +141,7 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
                 .collect();
             options = options.early_poison("slots", stale);
         }
-        let report = module.launch(
+        module.launch(
             &mut memory,
             &Launch {
                 entry: &entry,
@@ -156,7 +153,6 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
             },
             &options,
         )?;
-        self.thread_instructions += report.thread_instructions;
         for (name, region) in buffers.regions_mut() {
             let bytes = memory.read(name).to_vec();
             region.data_mut().copy_from_slice(&bytes);
@@ -164,11 +160,6 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
         let record = memory.read("faults");
         let word = |at: usize| u32::from_le_bytes(record[at..at + 4].try_into().expect("4 bytes"));
         let first = u64::from(word(4)) << 32 | u64::from(word(0));
-        let record = FaultRecord {
-            first,
-            count: word(8),
-            reserved: 0,
-        };
-        Ok(kda_runtime::Faults::from_record(record).and_then(placed::faults))
+        Ok(Faults::from_record(first, word(8)))
     }
 }

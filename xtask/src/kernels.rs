@@ -76,19 +76,8 @@ impl KernelCache {
     /// Compiles what is not there yet, on all cores. A kernel that fails is left out: whoever asks
     /// for it gets its error.
     pub fn compile_all(&self, specs: &[KernelSpec]) {
-        let next = Mutex::new(specs.iter());
-        let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
-        std::thread::scope(|scope| {
-            for _ in 0..workers.min(specs.len()) {
-                scope.spawn(|| {
-                    loop {
-                        let spec = next.lock().expect("no worker panics").next();
-                        let Some(spec) = spec else { break };
-                        let _ = self.kernel(spec);
-                    }
-                });
-            }
-        });
+        // Every kernel is tried, whichever fails.
+        let _ = kda_runtime::Kernels::kernels(self, specs);
     }
 
     /// The kernel of `spec`, with its text and PTX.

@@ -522,7 +522,7 @@ fn statements(text: &str, token: &str) -> Vec<usize> {
 }
 
 /// Checks that every text occurs once and that every guarded place is in a mutation.
-fn check() -> Result<(), Box<dyn Error>> {
+pub fn check() -> Result<(), Box<dyn Error>> {
     let source = source::render(&KernelSpec::new(ARCH, 1))?;
     let mut problems = Vec::new();
     let mut places = Vec::new();

@@ -53,7 +53,7 @@ impl Machine<'_> {
                 let Some(lanes) = self.members(index, warp, pc, mask, members)? else {
                     return wait;
                 };
-                self.shuffle(index, warp, pc, lanes, mode, [d, a, b, c], p)?;
+                self.shuffle(index, warp, pc, lanes, mode, ([d, a, b, c], p))?;
             }
             Op::Vote {
                 mode,
@@ -147,7 +147,6 @@ impl Machine<'_> {
         Ok(Step::Next)
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn shuffle(
         &self,
         index: usize,
@@ -155,8 +154,7 @@ impl Machine<'_> {
         pc: u32,
         lanes: u32,
         mode: ShflMode,
-        [d, a, b, c]: [R; 4],
-        p: Option<R>,
+        ([d, a, b, c], p): ([R; 4], Option<R>),
     ) -> Result<(), Error> {
         let values = warp.registers.r32[a as usize];
         let (bs, cs) = (

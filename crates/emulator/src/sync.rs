@@ -38,9 +38,9 @@ impl Machine<'_> {
             {
                 Ok(Step::Retry(Wait::Converge))
             }
-            Op::BarSync { id, count, .. } => self.bar(index, warp, pc, mask, *id, *count, true),
+            Op::BarSync { id, count, .. } => self.bar(index, warp, pc, mask, (*id, *count), true),
             Op::BarArrive { id, count, .. } => {
-                self.bar(index, warp, pc, mask, *id, Some(*count), false)
+                self.bar(index, warp, pc, mask, (*id, Some(*count)), false)
             }
             Op::WarpSync { mask: members } => {
                 let members = warp.registers.r32[*members as usize][first as usize];
@@ -190,15 +190,13 @@ impl Machine<'_> {
         self.clocks.bump(index);
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn bar(
         &mut self,
         index: usize,
         warp: &Warp,
         pc: u32,
         mask: u32,
-        id: u16,
-        count: Option<u16>,
+        (id, count): (u16, Option<u16>),
         waits: bool,
     ) -> Result<Step, Error> {
         let lane = mask.trailing_zeros() as usize;

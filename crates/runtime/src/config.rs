@@ -202,31 +202,24 @@ impl Policies {
         let hinted = mode(1, 512, 32, true);
         // Largest number of (request, head) pairs, and the mode up to there.
         const ANY: usize = usize::MAX;
-        let rows: &[(usize, Mode)] = &match (arch.has_clusters(), early) {
-            (false, _) => [(ANY, wide); 5],
-            (true, false) => [
-                (16, split8),
-                (56, split4),
-                (288, split2),
-                (2304, widest),
-                (ANY, hinted),
-            ],
-            (true, true) => [
-                (144, split4),
-                (ANY, wide),
-                (ANY, wide),
-                (ANY, wide),
-                (ANY, wide),
-            ],
-        };
+        let decode = [
+            (16, split8),
+            (56, split4),
+            (288, split2),
+            (2304, widest),
+            (ANY, hinted),
+        ];
+        let promised = [(144, split4), (ANY, wide)];
         let mut policies: Vec<Policy> = Vec::new();
         for &kind in kinds {
             let last = if kind.tokens() <= 4 { wide } else { widest };
             let verify = [(16, split8), (96, split4), (ANY, last)];
-            let rows = match (kind.is_verify(), arch.has_clusters()) {
-                (false, _) => rows,
-                (true, true) => &verify[..],
-                (true, false) => &verify[2..],
+            let rows = match (arch.has_clusters(), kind.is_verify(), early) {
+                (false, false, _) => &promised[1..],
+                (false, true, _) => &verify[2..],
+                (true, false, false) => &decode[..],
+                (true, false, true) => &promised,
+                (true, true, _) => &verify,
             };
             let mut covered = 0;
             for &(pairs, mode) in rows {

@@ -43,7 +43,6 @@ struct Inner {
     context: sys::CUcontext,
     /// The device, when this object retains its primary context.
     retained: Option<sys::CUdevice>,
-    device: sys::CUdevice,
     arch: Arch,
     /// Keeps a borrowed context alive.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
@@ -75,7 +74,6 @@ impl Device {
             Ok(Device(Arc::new(Inner {
                 context,
                 retained: Some(device),
-                device,
                 arch,
                 _owner: None,
             })))
@@ -110,7 +108,6 @@ impl Device {
         Ok(Device(Arc::new(Inner {
             context,
             retained: None,
-            device,
             arch,
             _owner: Some(owner),
         })))
@@ -119,19 +116,6 @@ impl Device {
     /// The architecture its kernels are compiled for.
     pub fn arch(&self) -> Arch {
         self.0.arch
-    }
-
-    /// Multiprocessors.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Cuda`].
-    pub fn multiprocessors(&self) -> Result<usize, Error> {
-        let count = attribute(
-            self.0.device,
-            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-        )?;
-        Ok(count as usize)
     }
 
     /// Runs `body` with this context current and restores the caller's.
@@ -238,25 +222,24 @@ impl Function {
             call: "cuModuleGetFunction",
             code: 1,
         })?;
-        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
+        let mut module = ptr::null_mut();
         // SAFETY: NVRTC's cubin is complete; the handles are locals and the context is current.
         unsafe {
             check(
                 "cuModuleLoadData",
                 sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()),
             )?;
-            let loaded = Function {
+            // Owned from here on, so that an error below unloads it.
+            let mut loaded = Function {
                 device: device.clone(),
                 module,
-                function,
+                function: ptr::null_mut(),
                 dependent_launch,
             };
             check(
                 "cuModuleGetFunction",
-                sys::cuModuleGetFunction(&mut function, module, name.as_ptr()),
+                sys::cuModuleGetFunction(&mut loaded.function, module, name.as_ptr()),
             )?;
-            let mut loaded = loaded;
-            loaded.function = function;
             Ok(loaded)
         }
     }

@@ -2,8 +2,7 @@
 //!
 //! ```no_run
 //! use kda_runtime::{Config, Device, KernelSources, Policies, PreparedKda, StepKind};
-//! # fn step() -> kda_runtime::Step { unimplemented!() }
-//! # let stream = std::ptr::null_mut();
+//! # fn decode(stream: kda_runtime::Stream, step: &kda_runtime::Step) -> Result<(), kda_runtime::Error> {
 //! let device = Device::primary(0)?;
 //! let config = Config::kimi_k3(12);
 //! let kinds = [StepKind::Decode, StepKind::Verify(4)];
@@ -12,11 +11,12 @@
 //! let kda = PreparedKda::prepare_caches(&device, stream, &config, &policies, &KernelSources::standard())?;
 //! // One kernel launch; fine inside a graph capture.
 //! // SAFETY: the step's buffers are live device memory of the stated sizes.
-//! unsafe { kda.run(stream, &step()) }?;
+//! unsafe { kda.run(stream, step) }?;
 //! if let Some(faults) = kda.take_faults(stream)? {
 //!     eprintln!("request {} was refused: {:?}", faults.request, faults.kind);
 //! }
-//! # Ok::<(), kda_runtime::Error>(())
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! [`Config`] holds a model's settings, [`Policies`] which schedule serves which batch, [`Step`]
