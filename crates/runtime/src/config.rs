@@ -212,8 +212,13 @@ impl Policies {
         let promised = [(144, split4), (ANY, wide)];
         let mut policies: Vec<Policy> = Vec::new();
         for &kind in kinds {
-            let last = if kind.tokens() <= 4 { wide } else { widest };
-            let verify = [(16, split8), (96, split4), (ANY, last)];
+            // Above 4 tokens split4 and wide spill for some of them.
+            let (middle, last) = if kind.tokens() <= 4 {
+                (split4, wide)
+            } else {
+                (split2, widest)
+            };
+            let verify = [(16, split8), (96, middle), (ANY, last)];
             let rows = match (arch.has_clusters(), kind.is_verify(), early) {
                 (false, false, _) => &promised[1..],
                 (false, true, _) => &verify[2..],
