@@ -3,12 +3,14 @@
 
 use half::bf16;
 use kda_reference::oracle::{Exact, Oracle};
-use kda_reference::{CONV_WIDTH, Inputs, NullRule, Plan, Shape, StateType};
+use kda_reference::{CONV_WIDTH, HEAD_DIM, Inputs, NullRule, Plan, Shape, StateType};
 
 use crate::buffers::{Buffers, Region};
 use crate::case::Case;
 use crate::data::MATRIX;
-use crate::errors::{Errors, OUT_SLACK, OUT_ULPS, STATE_FLUSH, STATE_STEP, bf16_ulp};
+use crate::errors::{
+    Errors, OUT_SLACK, OUT_TERMS_SLACK, OUT_ULPS, STATE_FLUSH, STATE_STEP, bf16_ulp,
+};
 use crate::executor::Faults;
 use crate::locate::locate;
 use crate::mismatch::{Mismatch, Requirement};
@@ -260,8 +262,12 @@ impl Case {
         let wanted = &exact.out[token * dim..][..dim];
         let lost = &exact.out_error[token * dim..][..dim];
         let largest = wanted.iter().fold(0.0f64, |m, x| m.max(x.abs()));
-        let slack = OUT_SLACK * largest;
+        let terms = &exact.out_terms[token * dim..][..dim];
         for (column, (&expected, &lost)) in wanted.iter().zip(lost).enumerate() {
+            let head = column / HEAD_DIM;
+            let terms = &terms[head * HEAD_DIM..][..HEAD_DIM];
+            let terms = terms.iter().fold(0.0f64, |m, &x| m.max(x));
+            let slack = (OUT_SLACK * largest).max(OUT_TERMS_SLACK * terms);
             let found = after.out.bf16(row * shape.out_stride + column).to_f64();
             let difference = (found - expected).abs();
             let ulp = bf16_ulp(expected);
@@ -283,7 +289,7 @@ impl Case {
                     .at(format!("row {row} column {column}"))
                     .request(request)
                     .token(token)
-                    .head(column / kda_reference::HEAD_DIM));
+                    .head(head));
             }
             errors.out_of_bound = errors.out_of_bound.max(difference / bound);
             if !self.regime.ill_conditioned() && !rounded {

@@ -7,6 +7,12 @@ use std::fmt;
 pub const OUT_ULPS: f64 = 1.0;
 /// Slack of `out` relative to the largest of its row, for elements that cancel.
 pub const OUT_SLACK: f64 = 1.0 / 65536.0;
+/// Slack of `out` relative to the largest sum of absolute terms of its head: 16 units of 2⁻²⁴, what
+/// the oracle takes a sum of 128 terms to lose. Where the query is almost orthogonal to every row of
+/// the state (often, when one token made the whole state) all of an output row cancels, and
+/// [`OUT_SLACK`] of what is left is less than any f32 sum can promise. It passes [`OUT_SLACK`] only
+/// where the terms are 16 times the row.
+pub const OUT_TERMS_SLACK: f64 = 16.0 / 16_777_216.0;
 /// Relative Frobenius error of one head's f32 state, for each token since the source state.
 pub const STATE_STEP: f64 = 5e-7;
 /// Frobenius norm of what a whole matrix may lose to subnormal numbers flushed to 0: 2⁻¹²⁶ in each

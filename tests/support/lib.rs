@@ -43,7 +43,7 @@ pub use buffers::{Buffers, GUARD, POISON_BF16, POISON_F32, Region};
 pub use case::{Case, Skew, Views, gate_name, layout_name, null_name, state_bytes, state_name};
 pub use coverage::Coverage;
 pub use data::{Data, MATRIX, Regime};
-pub use errors::{Errors, OUT_SLACK, OUT_ULPS, STATE_FLUSH, STATE_STEP, bf16_ulp};
+pub use errors::{Errors, OUT_SLACK, OUT_TERMS_SLACK, OUT_ULPS, STATE_FLUSH, STATE_STEP, bf16_ulp};
 pub use executor::{Executor, Faults, ReferenceExecutor};
 pub use limits::Limits;
 pub use mismatch::{Mismatch, Requirement};

@@ -32,6 +32,9 @@ pub struct Exact {
     pub out: Vec<f64>,
     /// What f32 may lose in `out`, `[tokens, d]`.
     pub out_error: Vec<f64>,
+    /// `out` if no two terms of Σ state · query cancelled, `[tokens, d]`: at least |out|, and far more
+    /// where the query is almost orthogonal to a row of the state.
+    pub out_terms: Vec<f64>,
     /// State after each token `[tokens, heads, 128 values, 128 keys]`.
     pub states: Vec<f64>,
     /// What f32 may lose in each `[128, 128]` matrix, Frobenius, `[tokens, heads]`.
@@ -103,6 +106,7 @@ impl<'a> Oracle<'a> {
         let mut exact = Exact {
             out: vec![0.0; tokens * dim],
             out_error: vec![0.0; tokens * dim],
+            out_terms: vec![0.0; tokens * dim],
             states: vec![0.0; tokens * heads * size],
             state_error: vec![0.0; tokens * heads],
             line: Vec::with_capacity(3 * dim * (tokens + 2)),
@@ -126,6 +130,7 @@ impl<'a> Oracle<'a> {
                 let columns = token * dim + head * HEAD_DIM;
                 exact.out[columns..columns + HEAD_DIM].copy_from_slice(&result.out);
                 exact.out_error[columns..columns + HEAD_DIM].copy_from_slice(&result.out_error);
+                exact.out_terms[columns..columns + HEAD_DIM].copy_from_slice(&result.out_terms);
                 if self.shape.state_type == StateType::Bf16 {
                     for (s, e) in state.iter_mut().zip(&mut error) {
                         let rounded = round(*s);
@@ -192,7 +197,7 @@ impl<'a> Oracle<'a> {
 
         let k_abs = k.map(f64::abs);
         let q_abs = q.map(f64::abs);
-        let (mut o, mut o_error) = ([0.0; HEAD_DIM], [0.0; HEAD_DIM]);
+        let (mut o, mut o_error, mut o_terms) = ([0.0; HEAD_DIM], [0.0; HEAD_DIM], [0.0; HEAD_DIM]);
         for value in 0..HEAD_DIM {
             let line: &mut Vector = row_of(state, value);
             let lost: &mut Vector = row_of(error, value);
@@ -220,6 +225,7 @@ impl<'a> Oracle<'a> {
                     + UNIT * (line[key].abs() + added.abs());
             }
             o[value] = sum(|key| line[key] * q[key]);
+            o_terms[value] = sum(|key| line[key].abs() * q_abs[key]);
             o_error[value] = sum(|key| {
                 lost[key] * q_abs[key] + line[key].abs() * (q_error[key] + SUM * q_abs[key])
             });
@@ -247,6 +253,9 @@ impl<'a> Oracle<'a> {
                     lost + o_error[i] * inverse + unit.abs() * (mean_error + 4.0 * UNIT);
                 norm[i].abs()
                     * (unit_error * sigmoid(gate[i]) + unit.abs() * sigmoid_error(gate[i]))
+            }),
+            out_terms: std::array::from_fn(|i| {
+                o_terms[i] * inverse * norm[i].abs() * sigmoid(gate[i])
             }),
             decay: decay
                 .iter()
@@ -343,6 +352,7 @@ impl<'a> Oracle<'a> {
 struct HeadResult {
     out: Vector,
     out_error: Vector,
+    out_terms: Vector,
     decay: (f64, f64),
 }
 
