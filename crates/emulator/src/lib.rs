@@ -143,4 +143,4 @@ mod warp;
 pub use error::{AccessKind, AddressSpace, Error, Place, Site, Waiting};
 pub use launch::{Launch, Options, Param, Report};
 pub use memory::Memory;
-pub use parse::Module;
+pub use parse::{Module, Signature};

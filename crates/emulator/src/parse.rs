@@ -16,7 +16,26 @@ pub struct Module {
     pub(crate) dependent: bool,
 }
 
+/// What a launcher must know of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Signature {
+    /// Size of each parameter, in bytes, in declaration order.
+    pub parameter_bytes: Vec<usize>,
+    /// Blocks of a cluster that the kernel itself requires.
+    pub cluster: Option<[u32; 3]>,
+}
+
 impl Module {
+    /// What a launcher must know of an entry; `None` when there is no such entry.
+    pub fn signature(&self, entry: &str) -> Option<Signature> {
+        let entry = self.entries.iter().find(|e| e.name == entry)?;
+        Some(Signature {
+            parameter_bytes: entry.params.iter().map(|p| p.size as usize).collect(),
+            cluster: entry.required_cluster,
+        })
+    }
+
     /// Parses PTX text; whatever the emulator cannot execute is an error here, with its line.
     ///
     /// # Errors
