@@ -10,7 +10,7 @@ use kda_codegen::{
     Arch, CompiledKernel, ConvLayout, EarlyReads, GateKind, KernelSpec, Mode, NullRule, StateDtype,
     source,
 };
-use kda_runtime::{KernelBundle, Kernels, encode_bundle};
+use kda_runtime::{Kernel, KernelBundle, Kernels, encode_bundle};
 use serde_json::{Value, json};
 
 use crate::kernels::{KernelCache, load_nvrtc};
@@ -53,6 +53,9 @@ pub struct Options {
     /// Write the cubins of every kernel into this one file, for engines to ship, and nothing else
     #[arg(long, conflicts_with_all = ["source_only", "check"])]
     bundle: Option<PathBuf>,
+    /// With --bundle: PTX in place of cubins, for the emulated driver
+    #[arg(long, requires = "bundle")]
+    ptx: bool,
     /// Write nothing; fail if a file is missing or differs
     #[arg(long)]
     check: bool,
@@ -121,7 +124,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         kernels.compile_all(&specs);
     }
     if let (Some(path), Some(kernels)) = (&options.bundle, &kernels) {
-        return bundle(path, kernels, &specs);
+        return bundle(path, kernels, &specs, options.ptx);
     }
     let mut files = 0;
     for spec in &specs {
@@ -160,8 +163,21 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn bundle(path: &Path, kernels: &KernelCache, specs: &[KernelSpec]) -> Result<(), Box<dyn Error>> {
-    let bytes = encode_bundle(&kernels.kernels(specs)?)?;
+fn bundle(
+    path: &Path,
+    kernels: &KernelCache,
+    specs: &[KernelSpec],
+    ptx: bool,
+) -> Result<(), Box<dyn Error>> {
+    let bytes = if ptx {
+        let kernels = specs.iter().map(|spec| {
+            let compiled = kernels.kernel(spec)?;
+            Ok(Kernel::ptx(&compiled)?)
+        });
+        encode_bundle(&kernels.collect::<Result<Vec<_>, Box<dyn Error>>>()?)?
+    } else {
+        encode_bundle(&kernels.kernels(specs)?)?
+    };
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(format!("{} names no file", path.display()).into());
     };

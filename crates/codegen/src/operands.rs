@@ -119,6 +119,17 @@ pub enum Parameter {
     Geometry,
 }
 
+impl Parameter {
+    /// Name in the kernel.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Parameter::Pointer(operand) => operand.name,
+            Parameter::Scalar(name) => name,
+            Parameter::Geometry => "geometry",
+        }
+    }
+}
+
 /// One field of [`Geometry`].
 #[derive(Clone, Copy, Debug)]
 pub struct GeometryField {
@@ -147,6 +158,9 @@ macro_rules! launch_parameters {
     };
     (@entry $name:ident scalar) => { Parameter::Scalar(stringify!($name)) };
     (@entry $name:ident geometry) => { Parameter::Geometry };
+    (@address pointer $value:expr) => { $value };
+    (@address scalar $value:expr) => { 0 };
+    (@address geometry $value:expr) => { 0 };
     (@bytes pointer $value:expr) => { $value.to_ne_bytes().to_vec() };
     (@bytes scalar $value:expr) => { $value.to_ne_bytes().to_vec() };
     (@bytes geometry $value:expr) => { $value.to_bytes() };
@@ -171,6 +185,12 @@ macro_rules! launch_parameters {
             #[inline]
             pub fn addresses(&mut self) -> [*mut c_void; PARAMETER_COUNT] {
                 [ $( (&raw mut self.$name).cast(), )* ]
+            }
+
+            /// The device address of each parameter, in launch order; 0 for what is none.
+            #[inline]
+            pub fn pointers(&self) -> [u64; PARAMETER_COUNT] {
+                [ $( launch_parameters!(@address $kind self.$name), )* ]
             }
 
             /// The bytes of each parameter, in launch order, for a launcher that copies them.

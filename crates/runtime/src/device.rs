@@ -41,6 +41,7 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     context: sys::CUcontext,
+    ordinal: sys::CUdevice,
     /// The device, when this object retains its primary context.
     retained: Option<sys::CUdevice>,
     arch: Arch,
@@ -73,6 +74,7 @@ impl Device {
             )?;
             Ok(Device(Arc::new(Inner {
                 context,
+                ordinal: device,
                 retained: Some(device),
                 arch,
                 _owner: None,
@@ -107,6 +109,7 @@ impl Device {
         let arch = arch_of(device)?;
         Ok(Device(Arc::new(Inner {
             context,
+            ordinal: device,
             retained: None,
             arch,
             _owner: Some(owner),
@@ -116,6 +119,11 @@ impl Device {
     /// The architecture its kernels are compiled for.
     pub fn arch(&self) -> Arch {
         self.0.arch
+    }
+
+    /// Its ordinal among the process's devices.
+    pub fn ordinal(&self) -> i32 {
+        self.0.ordinal
     }
 
     /// Runs `body` with this context current and restores the caller's.
@@ -139,6 +147,33 @@ impl Device {
         pop()?;
         result
     }
+}
+
+/// While it lives, calls of this thread do not end captures that other streams or threads are in the
+/// middle of: loading, unloading and allocating touch none of their work.
+pub(crate) struct Uncaptured(sys::CUstreamCaptureMode);
+
+impl Uncaptured {
+    /// The device's context is current.
+    pub(crate) fn new() -> Result<Uncaptured, Error> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        exchange_capture_mode(&mut mode)?;
+        Ok(Uncaptured(mode))
+    }
+}
+
+impl Drop for Uncaptured {
+    fn drop(&mut self) {
+        // An error has no remedy.
+        let _ = exchange_capture_mode(&mut self.0);
+    }
+}
+
+fn exchange_capture_mode(mode: &mut sys::CUstreamCaptureMode) -> Result<(), Error> {
+    // SAFETY: the driver is present; the pointer is to a local.
+    check("cuThreadExchangeStreamCaptureMode", unsafe {
+        sys::cuThreadExchangeStreamCaptureMode(mode)
+    })
 }
 
 /// A context this crate made current.
@@ -184,6 +219,24 @@ fn arch_of(device: sys::CUdevice) -> Result<Arch, Error> {
     };
     let (major, minor) = (attribute(device, MAJOR)?, attribute(device, MINOR)?);
     Arch::for_capability(major, minor).ok_or(Error::DeviceUnsupported { major, minor })
+}
+
+/// The device whose memory an address is; `None` for host memory, and for memory that the driver
+/// does not know.
+pub(crate) fn owner_of(address: u64) -> Option<i32> {
+    use sys::CUpointer_attribute::{
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as TYPE,
+    };
+    let ask = |attribute| {
+        let mut value = 0u32;
+        // SAFETY: the driver is present; both attributes are 32 bits wide, as the local is.
+        let result = unsafe {
+            sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address)
+        };
+        (result == sys::CUresult::CUDA_SUCCESS).then_some(value)
+    };
+    let on_device = ask(TYPE)? == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
+    if on_device { Some(ask(ORDINAL)? as i32) } else { None }
 }
 
 /// Whether a stream is being captured.
@@ -293,10 +346,12 @@ impl Function {
 impl Drop for Function {
     fn drop(&mut self) {
         let module = self.module;
-        // SAFETY: loaded once by `load`. An error here has no remedy.
-        let _ = self
-            .device
-            .with_context(|| check("cuModuleUnload", unsafe { sys::cuModuleUnload(module) }));
+        // An error here has no remedy.
+        let _ = self.device.with_context(|| {
+            let _uncaptured = Uncaptured::new();
+            // SAFETY: loaded once by `load`.
+            check("cuModuleUnload", unsafe { sys::cuModuleUnload(module) })
+        });
     }
 }
 
@@ -381,9 +436,11 @@ impl FaultMemory {
 impl Drop for FaultMemory {
     fn drop(&mut self) {
         let host = self.host;
-        // SAFETY: allocated once by `new`. An error here has no remedy.
-        let _ = self
-            .device
-            .with_context(|| check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(host.cast()) }));
+        // An error here has no remedy.
+        let _ = self.device.with_context(|| {
+            let _uncaptured = Uncaptured::new();
+            // SAFETY: allocated once by `new`.
+            check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(host.cast()) })
+        });
     }
 }

@@ -140,6 +140,17 @@ pub enum Error {
         /// The other one.
         other: &'static str,
     },
+    /// An operand lies in another device's memory.
+    OtherDevice {
+        /// Parameter name.
+        operand: &'static str,
+        /// Its address.
+        address: u64,
+        /// Ordinal of the device whose memory it is.
+        found: i32,
+        /// Ordinal of the device that would launch.
+        expected: i32,
+    },
     /// The CUDA driver library is absent or too old.
     DriverMissing,
     /// A driver call failed.
@@ -281,6 +292,16 @@ impl fmt::Display for Error {
             Error::Overlap { written, other } => {
                 write!(f, "{written} is written and shares memory with {other}")
             }
+            Error::OtherDevice {
+                operand,
+                address,
+                found,
+                expected,
+            } => write!(
+                f,
+                "{operand} at {address:#x} is memory of device {found}, the step runs on device \
+                 {expected}"
+            ),
             Error::DriverMissing => f.write_str("the CUDA driver library was not found"),
             Error::Cuda { call, code } => write!(f, "{call} failed with CUDA error {code}"),
             Error::DeviceUnsupported { major, minor } => {

@@ -42,7 +42,7 @@ pub struct Kernel {
     pub entry: String,
     /// Digest of everything its code depends on.
     pub key: KernelKey,
-    /// Device code of exactly `spec.arch`.
+    /// Device code of exactly `spec.arch`; PTX and a zero byte where [`Kernel::ptx`] made it.
     pub cubin: Vec<u8>,
     /// Version of the NVRTC that compiled it, major and minor.
     pub nvrtc_version: (i32, i32),
@@ -88,6 +88,19 @@ impl Kernel {
             kernel.nvrtc_version,
             kernel.resources,
         )
+    }
+
+    /// A kernel that NVRTC just compiled, as PTX: slower to load, since the driver compiles it again,
+    /// and refused by a driver older than the compiler. For the emulated driver, which runs nothing
+    /// else.
+    ///
+    /// # Errors
+    ///
+    /// As [`Kernel::new`].
+    pub fn ptx(kernel: &CompiledKernel) -> Result<Kernel, Error> {
+        // The driver takes a text up to its zero byte.
+        let text = [kernel.ptx.as_bytes(), b"\0"].concat();
+        Kernel::new(&kernel.spec, text, kernel.nvrtc_version, kernel.resources)
     }
 }
 

@@ -32,6 +32,7 @@ mod error;
 mod kernels;
 mod key;
 mod prepared;
+mod residence;
 mod step;
 
 pub use bundle::{Defect, Difference, KernelBundle, encode_bundle};

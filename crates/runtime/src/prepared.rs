@@ -2,7 +2,8 @@
 
 use kda_codegen::{KernelSpec, Resources};
 
-use crate::device::{self, FaultMemory, Function};
+use crate::device::{self, FaultMemory, Function, Uncaptured};
+use crate::residence::Residence;
 use crate::{
     Config, Device, Error, Kernel, KernelKey, Kernels, Origin, Plan, Policies, Step, StepKind,
     Stream,
@@ -74,6 +75,7 @@ pub struct PreparedKda {
     functions: Vec<Function>,
     info: Vec<KernelInfo>,
     faults: FaultMemory,
+    residence: Residence,
 }
 
 impl PreparedKda {
@@ -111,6 +113,7 @@ impl PreparedKda {
                 origin,
             } = kernel;
             let function = device.with_context(|| {
+                let _uncaptured = Uncaptured::new()?;
                 Function::load(device, &cubin, &entry, spec.arch.has_clusters())
             })?;
             let report = resources.map_or("no report".into(), |resources| resources.to_string());
@@ -124,13 +127,17 @@ impl PreparedKda {
                 resources,
             });
         }
-        let faults = device.with_context(|| FaultMemory::new(device))?;
+        let faults = device.with_context(|| {
+            let _uncaptured = Uncaptured::new()?;
+            FaultMemory::new(device)
+        })?;
         Ok(PreparedKda {
             device: device.clone(),
             plan,
             functions,
             info,
             faults,
+            residence: Residence::new(device.ordinal()),
         })
     }
 
@@ -149,8 +156,9 @@ impl PreparedKda {
     ///
     /// # Errors
     ///
-    /// [`Error::PolicyMissing`] for a step that was not prepared, an operand's error, or
-    /// [`Error::Cuda`]; a capture in progress stays valid in the first two cases.
+    /// [`Error::PolicyMissing`] for a step that was not prepared, an operand's error,
+    /// [`Error::OtherDevice`] for memory of another device, or [`Error::Cuda`]; a capture in
+    /// progress stays valid in all cases but the last.
     ///
     /// # Safety
     ///
@@ -164,6 +172,7 @@ impl PreparedKda {
         let Some(mut planned) = self.plan.step(step, self.faults.address)? else {
             return Ok(());
         };
+        self.residence.check(&planned.arguments)?;
         let function = &self.functions[planned.kernel];
         self.device.with_context(|| {
             // SAFETY: the plan checked every extent against what the caller vouches for.
