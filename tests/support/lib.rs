@@ -8,8 +8,9 @@
 //!
 //! [`run_property`] does this for many seeds and says what they covered; [`identity`] compares
 //! launches with each other, bit for bit; [`fixtures`] compares with values computed by public
-//! code. A failure names the seed, and the same seed and limits replay it. Nothing here knows a
-//! kernel: an executor brings it.
+//! code. A failure names the seed, and the same seed and limits replay it. None of these knows a
+//! kernel: an executor brings it. [`emulate`] is the one that needs no GPU, [`placed`] says a case in
+//! the runtime's words, [`kernels`] compiles.
 //!
 //! ```
 //! use kda_tests::{Buffers, Case, Executor, ReferenceExecutor};
@@ -27,13 +28,16 @@ mod case;
 mod check;
 mod coverage;
 mod data;
+pub mod emulate;
 mod errors;
 mod executor;
 pub mod fixtures;
 pub mod identity;
+pub mod kernels;
 mod limits;
 mod locate;
 mod mismatch;
+pub mod placed;
 mod property;
 pub mod rng;
 mod slots;

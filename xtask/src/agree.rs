@@ -10,8 +10,8 @@ use kda_tests::rng::Rng;
 use kda_tests::{Buffers, Case, Executor, Limits, bf16_ulp};
 
 use crate::cuda::CudaExecutor;
-use crate::emulate::EmulatorExecutor;
-use crate::kernels::{KernelCache, load_nvrtc};
+use kda_tests::emulate::EmulatorExecutor;
+use kda_tests::kernels::{KernelCache, load_nvrtc};
 
 #[derive(Args)]
 pub struct Options {

@@ -17,8 +17,8 @@ use kda_tests::rng::Rng;
 use kda_tests::{Buffers, Case, Limits, Regime};
 
 use crate::cuda::{self, DeviceMemory, check};
-use crate::kernels::{KernelCache, load_nvrtc};
-use crate::placed;
+use kda_tests::kernels::{KernelCache, load_nvrtc};
+use kda_tests::placed;
 
 #[derive(Args)]
 pub struct Options {

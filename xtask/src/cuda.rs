@@ -7,8 +7,8 @@ use cudarc::driver::sys;
 use kda_runtime::{Device, Policies, PreparedKda, Stream};
 use kda_tests::{Buffers, Case, Executor, Faults};
 
-use crate::kernels::KernelCache;
-use crate::placed;
+use kda_tests::kernels::KernelCache;
+use kda_tests::placed;
 
 /// Fails with the call's name.
 pub fn check(call: &'static str, result: sys::CUresult) -> Result<(), Box<dyn Error>> {

@@ -8,9 +8,9 @@ use kda_reference::Gate;
 use kda_tests::{Buffers, Case, Executor, Limits};
 
 use crate::cuda::{CudaExecutor, device_name};
-use crate::emulate::EmulatorExecutor;
-use crate::kernels::{KernelCache, load_nvrtc};
-use crate::placed;
+use kda_tests::emulate::EmulatorExecutor;
+use kda_tests::kernels::{KernelCache, load_nvrtc};
+use kda_tests::placed;
 
 /// Prepares, runs and compares.
 ///

@@ -13,7 +13,7 @@ use kda_codegen::{
 use kda_runtime::{Kernel, KernelBundle, Kernels, encode_bundle};
 use serde_json::{Value, json};
 
-use crate::kernels::{KernelCache, load_nvrtc};
+use kda_tests::kernels::{KernelCache, load_nvrtc};
 
 #[derive(Args)]
 pub struct Options {

@@ -4,11 +4,8 @@ mod agree;
 mod bench;
 mod cuda;
 mod demo;
-mod emulate;
 mod generate;
-mod kernels;
 mod mutate;
-mod placed;
 mod test;
 mod validate;
 

@@ -14,9 +14,9 @@ use kda_codegen::{
 use kda_tests::rng::Rng;
 use kda_tests::{Buffers, Case, Executor, Faults, Limits, judge};
 
-use crate::emulate::EmulatorExecutor;
-use crate::kernels::{KernelCache, Kernels, load_nvrtc};
-use crate::placed;
+use kda_tests::emulate::EmulatorExecutor;
+use kda_tests::kernels::{KernelCache, Kernels, load_nvrtc};
+use kda_tests::placed;
 
 #[derive(Args)]
 pub struct Options {

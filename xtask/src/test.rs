@@ -8,8 +8,9 @@ use clap::Args;
 use kda_codegen::{Arch, KernelSpec};
 use kda_runtime::{Config, Plan, Policies, StepKind};
 
-use crate::kernels::{KernelCache, load_nvrtc};
-use crate::{mutate, placed, validate};
+use crate::{mutate, validate};
+use kda_tests::kernels::{KernelCache, load_nvrtc};
+use kda_tests::placed;
 
 #[derive(Args)]
 pub struct Options {

@@ -10,9 +10,9 @@ use kda_codegen::Arch;
 use kda_tests::{Case, Executor, Limits, fixtures, identity, replay, run_property};
 
 use crate::cuda::CudaExecutor;
-use crate::emulate::EmulatorExecutor;
-use crate::kernels::{KernelCache, load_nvrtc};
-use crate::placed;
+use kda_tests::emulate::EmulatorExecutor;
+use kda_tests::kernels::{KernelCache, load_nvrtc};
+use kda_tests::placed;
 
 #[derive(Args, Clone)]
 pub struct Options {

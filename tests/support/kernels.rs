@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use kda_codegen::{CompiledKernel, Error, KernelSpec, Nvrtc};
 use kda_runtime::Kernel;
 
-/// A folder this project may fill with libnvrtc.
+/// A folder this project may fill with libnvrtc, wherever a command or a test runs.
 fn fetched_folder() -> PathBuf {
-    PathBuf::from("target/nvrtc")
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/nvrtc"))
 }
 
 /// Loads libnvrtc. Where none is installed, fetches the Python package that holds it into

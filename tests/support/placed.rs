@@ -1,5 +1,6 @@
 //! A harness case as the runtime takes it: settings, specialisations, operands at addresses.
 
+use crate::{Buffers, Case, Region};
 use kda_codegen::{
     Arch, ConvLayout, EarlyReads, Error, GateSchedule, KernelSpec, Mode, NullRule, StateDtype,
 };
@@ -7,7 +8,6 @@ use kda_reference as reference;
 use kda_runtime::{
     Buffer, Config, ConvCache, Gate, Projected, Rows, Slots, StatePool, Step, StepKind, Weights,
 };
-use kda_tests::{Buffers, Case, Region};
 
 /// The settings of a case.
 pub fn config(case: &Case, early_reads: EarlyReads) -> Config {
@@ -158,14 +158,14 @@ pub fn spec(case: &Case, arch: Arch, mode: &str) -> Result<KernelSpec, kda_runti
 }
 
 /// The runtime's faults as the harness compares them.
-pub fn faults(faults: kda_runtime::Faults) -> Option<kda_tests::Faults> {
+pub fn faults(faults: kda_runtime::Faults) -> Option<crate::Faults> {
     let kind = match faults.kind {
         kda_runtime::FaultKind::SlotOutOfRange => reference::FaultKind::SlotOutOfRange,
         kda_runtime::FaultKind::AcceptedOutOfRange => reference::FaultKind::AcceptedOutOfRange,
         kda_runtime::FaultKind::NullSource => reference::FaultKind::NullSource,
         _ => return None,
     };
-    Some(kda_tests::Faults {
+    Some(crate::Faults {
         count: faults.count,
         kind,
         request: faults.request,

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 
+use crate::{Buffers, Case, Executor, Faults};
 use kda_codegen::operands::{FaultRecord, PARAMETERS, Parameter};
 use kda_codegen::{Arch, EarlyReads, KernelSpec};
 use kda_emulator::{Launch, Memory, Module, Options, Param};
 use kda_runtime::{Plan, Planned, Policies};
-use kda_tests::{Buffers, Case, Executor, Faults};
 
 use crate::kernels::{KernelCache, Kernels};
 use crate::placed;
