@@ -26,6 +26,9 @@ pub struct Options {
     /// Tokens a request: 1 is a decode step, more a verify step
     #[arg(long, value_delimiter = ',', default_value = "1")]
     tokens: Vec<usize>,
+    /// With one token, the verify step too: it follows a step of which more tokens were accepted
+    #[arg(long)]
+    verify_one: bool,
     /// Schedules, for example split8-128x8-cluster-hints; without it the default policies' modes
     #[arg(long, value_delimiter = ',')]
     mode: Vec<Mode>,
@@ -65,13 +68,25 @@ pub struct Options {
 }
 
 impl Options {
+    /// Tokens, and whether the step verifies.
+    fn steps(&self) -> Vec<(usize, bool)> {
+        let mut steps = Vec::new();
+        for &tokens in &self.tokens {
+            steps.push((tokens, tokens != 1));
+            if tokens == 1 && self.verify_one {
+                steps.push((1, true));
+            }
+        }
+        steps
+    }
+
     fn specs(&self) -> Vec<KernelSpec> {
         let mut specs = Vec::new();
         for &arch in &self.arch {
             for &heads in &self.heads {
-                for &tokens in &self.tokens {
+                for (tokens, verify) in self.steps() {
                     let mut spec = KernelSpec::new(arch, heads);
-                    if tokens != 1 {
+                    if verify {
                         spec = spec.with_verify(tokens);
                     }
                     spec.conv_bias = self.conv_bias;
