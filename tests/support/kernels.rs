@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use kda_codegen::{CompiledKernel, Error, KernelSpec, Nvrtc};
@@ -62,6 +63,8 @@ pub struct KernelCache(Arc<Inner>);
 struct Inner {
     nvrtc: Nvrtc,
     compiled: Mutex<HashMap<KernelSpec, Arc<CompiledKernel>>>,
+    /// Whether devices get PTX.
+    as_ptx: AtomicBool,
 }
 
 impl KernelCache {
@@ -70,7 +73,13 @@ impl KernelCache {
         KernelCache(Arc::new(Inner {
             nvrtc,
             compiled: Mutex::default(),
+            as_ptx: AtomicBool::new(false),
         }))
+    }
+
+    /// Gives devices PTX in place of cubins, from now on: the emulated driver runs nothing else.
+    pub fn give_ptx(&self) {
+        self.0.as_ptx.store(true, Ordering::Relaxed);
     }
 
     /// Compiles what is not there yet, on all cores. A kernel that fails is left out: whoever asks
@@ -98,6 +107,11 @@ impl KernelCache {
 
 impl kda_runtime::Kernels for KernelCache {
     fn kernel(&self, spec: &KernelSpec) -> Result<Kernel, kda_runtime::Error> {
-        Kernel::compiled(&*KernelCache::kernel(self, spec)?)
+        let compiled = KernelCache::kernel(self, spec)?;
+        if self.0.as_ptx.load(Ordering::Relaxed) {
+            Kernel::ptx(&compiled)
+        } else {
+            Kernel::compiled(&compiled)
+        }
     }
 }

@@ -27,6 +27,7 @@ mod buffers;
 mod case;
 mod check;
 mod coverage;
+pub mod cuda;
 mod data;
 pub mod emulate;
 mod errors;

@@ -9,7 +9,7 @@ use kda_codegen::Arch;
 use kda_tests::rng::Rng;
 use kda_tests::{Buffers, Case, Executor, Limits, bf16_ulp};
 
-use crate::cuda::CudaExecutor;
+use kda_tests::cuda::CudaExecutor;
 use kda_tests::emulate::EmulatorExecutor;
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 

@@ -16,7 +16,7 @@ use kda_runtime::{Config, Device, Policies, PreparedKda, Step, Stream};
 use kda_tests::rng::Rng;
 use kda_tests::{Buffers, Case, Limits, Regime};
 
-use crate::cuda::{self, DeviceMemory, check};
+use kda_tests::cuda::{self, DeviceMemory, check};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::placed;
 

@@ -7,7 +7,7 @@ use kda_codegen::Arch;
 use kda_reference::Gate;
 use kda_tests::{Buffers, Case, Executor, Limits};
 
-use crate::cuda::{CudaExecutor, device_name};
+use kda_tests::cuda::{CudaExecutor, device_name};
 use kda_tests::emulate::EmulatorExecutor;
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::placed;

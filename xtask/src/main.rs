@@ -2,7 +2,6 @@
 
 mod agree;
 mod bench;
-mod cuda;
 mod demo;
 mod generate;
 mod mutate;

@@ -9,7 +9,7 @@ use clap::Args;
 use kda_codegen::Arch;
 use kda_tests::{Case, Executor, Limits, fixtures, identity, replay, run_property};
 
-use crate::cuda::CudaExecutor;
+use kda_tests::cuda::CudaExecutor;
 use kda_tests::emulate::EmulatorExecutor;
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::placed;

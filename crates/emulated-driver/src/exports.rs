@@ -64,6 +64,11 @@ driver_functions! {
         code(driver().initialise())
     }
 
+    /// There is none: NVRTC asks whatever driver it finds, and goes on without.
+    fn cuGetExportTable(_table: *mut *const c_void, _id: *const c_void) {
+        CUresult::CUDA_ERROR_NOT_FOUND
+    }
+
     /// CUDA 13.0.
     fn cuDriverGetVersion(version: *mut c_int) {
         // SAFETY: as for the function.

@@ -230,13 +230,16 @@ pub(crate) fn owner_of(address: u64) -> Option<i32> {
     let ask = |attribute| {
         let mut value = 0u32;
         // SAFETY: the driver is present; both attributes are 32 bits wide, as the local is.
-        let result = unsafe {
-            sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address)
-        };
+        let result =
+            unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) };
         (result == sys::CUresult::CUDA_SUCCESS).then_some(value)
     };
     let on_device = ask(TYPE)? == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
-    if on_device { Some(ask(ORDINAL)? as i32) } else { None }
+    if on_device {
+        Some(ask(ORDINAL)? as i32)
+    } else {
+        None
+    }
 }
 
 /// Whether a stream is being captured.

@@ -1,16 +1,20 @@
-//! Runs harness cases on the GPU, and what the benchmark needs of the driver.
+//! Runs harness cases on the GPU, and what tests and benchmarks need of the driver. The emulated
+//! driver serves as well: kernels are PTX then.
 
 use std::error::Error;
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
 use kda_runtime::{Device, Policies, PreparedKda, Stream};
-use kda_tests::{Buffers, Case, Executor, Faults};
 
-use kda_tests::kernels::KernelCache;
-use kda_tests::placed;
+use crate::kernels::KernelCache;
+use crate::{Buffers, Case, Executor, Faults, placed};
 
 /// Fails with the call's name.
+///
+/// # Errors
+///
+/// Whatever is no success.
 pub fn check(call: &'static str, result: sys::CUresult) -> Result<(), Box<dyn Error>> {
     match result {
         sys::CUresult::CUDA_SUCCESS => Ok(()),
@@ -28,6 +32,10 @@ pub struct DeviceMemory {
 
 impl DeviceMemory {
     /// Allocates; the primary context must be current.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
     pub fn new(bytes: usize) -> Result<DeviceMemory, Box<dyn Error>> {
         let mut address = 0;
         // SAFETY: the pointer is to a local.
@@ -38,6 +46,10 @@ impl DeviceMemory {
     }
 
     /// Copies `data` to `offset`, synchronously.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
     pub fn upload(&self, offset: usize, data: &[u8]) -> Result<(), Box<dyn Error>> {
         assert!(offset + data.len() <= self.bytes);
         // SAFETY: source and destination hold the bytes.
@@ -51,6 +63,10 @@ impl DeviceMemory {
     }
 
     /// Copies from `offset` into `data`, synchronously.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
     pub fn download(&self, offset: usize, data: &mut [u8]) -> Result<(), Box<dyn Error>> {
         assert!(offset + data.len() <= self.bytes);
         // SAFETY: source and destination hold the bytes.
@@ -72,6 +88,10 @@ impl Drop for DeviceMemory {
 }
 
 /// Makes the primary context of device 0 current on this thread.
+///
+/// # Errors
+///
+/// The driver's, or that there is none.
 pub fn current_device() -> Result<Device, Box<dyn Error>> {
     let device = Device::primary(0)?;
     let (mut handle, mut context) = (0, std::ptr::null_mut());
@@ -89,6 +109,10 @@ pub fn current_device() -> Result<Device, Box<dyn Error>> {
 }
 
 /// The device's name.
+///
+/// # Errors
+///
+/// The driver's, or that there is none.
 pub fn device_name() -> Result<String, Box<dyn Error>> {
     let mut name = [0u8; 128];
     // SAFETY: the buffer holds the stated bytes.
@@ -100,7 +124,20 @@ pub fn device_name() -> Result<String, Box<dyn Error>> {
         .to_owned())
 }
 
+/// Whether the driver is the emulated one.
+///
+/// # Errors
+///
+/// As [`device_name`].
+pub fn is_emulated() -> Result<bool, Box<dyn Error>> {
+    Ok(device_name()?.starts_with("Emulated"))
+}
+
 /// A stream that does not wait for the default one.
+///
+/// # Errors
+///
+/// The driver's, or that there is none.
 pub fn new_stream() -> Result<Stream, Box<dyn Error>> {
     let mut stream = std::ptr::null_mut();
     // SAFETY: the pointer is to a local.
@@ -111,6 +148,10 @@ pub fn new_stream() -> Result<Stream, Box<dyn Error>> {
 }
 
 /// Waits for a stream.
+///
+/// # Errors
+///
+/// The driver's, or that there is none.
 pub fn synchronize(stream: Stream) -> Result<(), Box<dyn Error>> {
     // SAFETY: the stream is live.
     check("cuStreamSynchronize", unsafe {
@@ -129,8 +170,15 @@ pub struct CudaExecutor {
 
 impl CudaExecutor {
     /// Opens device 0.
+    ///
+    /// # Errors
+    ///
+    /// There is no driver, no device or no memory.
     pub fn new(kernels: KernelCache) -> Result<CudaExecutor, Box<dyn Error>> {
         let device = current_device()?;
+        if is_emulated()? {
+            kernels.give_ptx();
+        }
         Ok(CudaExecutor {
             device,
             kernels,
