@@ -6,7 +6,7 @@ use half::bf16;
 use kda_reference::{FaultKind, Gate, Plan, StateType};
 use kda_tests::{
     Buffers, Case, Executor, Faults, Limits, MATRIX, Mismatch, ReferenceExecutor, Regime,
-    Requirement, identity, judge,
+    Requirement, Share, identity, judge, run_share,
 };
 
 type Before<'a> = Box<dyn Fn(&Case, &mut Buffers) + 'a>;
@@ -494,4 +494,50 @@ fn a_mismatch_reads_in_one_line() {
         "out: not within its bound, request 3, token 1, head 0, row 7 column 5: expected 1.5e0, \
          found 1.25e0, bound 7.8125e-3 [seed 0x7]"
     );
+}
+
+/// Refuses launches of three requests.
+struct RefusingThree;
+
+impl Executor for RefusingThree {
+    fn name(&self) -> String {
+        "refusing three".into()
+    }
+
+    fn modes(&self, _: &Case) -> Vec<String> {
+        vec!["any".into()]
+    }
+
+    fn run(
+        &mut self,
+        case: &Case,
+        mode: &str,
+        buffers: &mut Buffers,
+    ) -> Result<Option<Faults>, Box<dyn Error>> {
+        match case.shape.requests {
+            3 => Err("three".into()),
+            _ => ReferenceExecutor.run(case, mode, buffers),
+        }
+    }
+}
+
+#[test]
+fn the_lowest_failure_of_all_shares_is_the_whole_runs() {
+    let limits = limits(1);
+    let failure = |share| {
+        let error = run_share(&mut RefusingThree, 40, share, 9, &limits, &mut |_| {}).unwrap_err();
+        (error.number, error.to_string())
+    };
+    let pair = |share| {
+        let executor = &mut RefusingThree;
+        let error = identity::run_share(executor, 20, share, 9, &limits, &mut |_| {}).unwrap_err();
+        (error.number, error.to_string())
+    };
+    let (whole, whole_pair) = (failure(Share::WHOLE), pair(Share::WHOLE));
+    assert!(whole.0 > 0 && whole.1.contains("three"), "{whole:?}");
+    for of in [2, 3] {
+        let shares = || (0..of).map(|index| Share { index, of });
+        assert_eq!(shares().map(failure).min().unwrap(), whole);
+        assert_eq!(shares().map(pair).min().unwrap(), whole_pair);
+    }
 }

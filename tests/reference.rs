@@ -1,6 +1,9 @@
 //! The reference step against the oracle, and against itself, over random launches.
 
-use kda_tests::{Case, Limits, ReferenceExecutor, case_strategy, identity, judge, run_property};
+use kda_reference::Plan;
+use kda_tests::{
+    Case, Limits, ReferenceExecutor, Share, case_strategy, identity, judge, run_property, run_share,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestError, TestRunner};
 
@@ -78,7 +81,7 @@ fn the_same_bits_whoever_asks() {
         ..Limits::default()
     };
     let mut calls = 0;
-    identity::run_all(&mut ReferenceExecutor, 8, SEED, &limits, &mut |_, _| {
+    identity::run_all(&mut ReferenceExecutor, 8, SEED, &limits, &mut |_| {
         calls += 1
     })
     .unwrap();
@@ -143,4 +146,71 @@ fn failures_shrink() {
     };
     let s = case.shape;
     assert_eq!((s.heads, s.requests, s.tokens), (1, 2, 2), "{case}");
+}
+
+#[test]
+fn shares_make_the_whole() {
+    let limits = Limits::small();
+    let run = |share| {
+        let executor = &mut ReferenceExecutor;
+        let mut summary = run_share(executor, 20, share, SEED, &limits, &mut |_| {}).unwrap();
+        summary.seconds = 0.0;
+        summary
+    };
+    let whole = run(Share::WHOLE).to_string();
+    for of in [2, 3, 21] {
+        let mut shares = (0..of).map(|index| run(Share { index, of }));
+        let mut all = shares.next().unwrap();
+        shares.for_each(|share| all.merge(&share));
+        assert_eq!(all.to_string(), whole, "{of} shares");
+    }
+    let checks = |share| {
+        let mut ran = Vec::new();
+        let executor = &mut ReferenceExecutor;
+        identity::run_share(executor, 2, share, SEED, &limits, &mut |name| {
+            ran.push(name.to_owned())
+        })
+        .unwrap();
+        ran
+    };
+    let whole = checks(Share::WHOLE);
+    let mut all: Vec<String> = (0..3)
+        .flat_map(|index| checks(Share { index, of: 3 }))
+        .collect();
+    let place = |name: &String| identity::CHECKS.iter().position(|(n, _)| n == name);
+    all.sort_by_key(place);
+    assert_eq!(all, whole);
+}
+
+#[test]
+fn live_slots_are_distinct_over_the_batch() {
+    let mut wide = 0;
+    for seed in 0..2000 {
+        let case = Case::random(seed, &Limits::small());
+        let mut taken = std::collections::BTreeSet::new();
+        for request in 0..case.shape.requests {
+            let Plan::Live {
+                source,
+                checkpoints,
+                offset,
+                ..
+            } = case.plan(request)
+            else {
+                continue;
+            };
+            wide += u32::from(offset >= 32);
+            let kept: Vec<usize> = checkpoints.into_iter().flatten().collect();
+            let own = kept
+                .iter()
+                .chain((!kept.contains(&source)).then_some(&source));
+            for &slot in own {
+                assert!(slot < case.shape.pool_slots, "{case}");
+                assert!(
+                    taken.insert(slot),
+                    "slot {slot} of request {request}: {case}"
+                );
+            }
+        }
+    }
+    assert!(wide > 50, "{wide}");
 }

@@ -13,6 +13,9 @@ use crate::data::{Data, MATRIX, Regime};
 use crate::limits::Limits;
 use crate::rng::Rng;
 
+/// Slot columns that a warp reads with one load; a kernel reads those of a wider table otherwise.
+pub(crate) const WARP_COLUMNS: usize = 32;
+
 /// How far each operand starts past an aligned address, in elements. The state pool and `f_b` start
 /// at multiples of 16 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,12 +111,18 @@ impl Case {
     ) -> Case {
         let mut rng = Rng::stream(seed, 2);
         shape.columns = shape.tokens + if verify { slack(&mut rng, 4) } else { 0 };
+        // A stream of its own: the other cases are those of their seeds without it.
+        let mut wide = Rng::stream(seed, 6);
+        if verify && wide.below(8) == 0 {
+            shape.columns = WARP_COLUMNS.max(shape.tokens) + wide.between(1, 38);
+        }
+        let request_slots = crate::slots::distinct(&shape);
         strides(&mut shape, &mut rng);
         shape.eps = rng.pick(&[1e-5, 1e-6, 1e-3]);
         shape.scale = (HEAD_DIM as f32).powf(-0.5) * rng.pick(&[1.0, 1.0, 0.75]);
-        let most = (limits.max_pool_bytes / slot_bytes(&shape)).saturating_sub(4) / shape.columns;
+        let most = (limits.max_pool_bytes / slot_bytes(&shape)).saturating_sub(4) / request_slots;
         shape.requests = requests.min(most.max(1));
-        shape.pool_slots = shape.requests * shape.columns + 1 + rng.between(1, 3);
+        shape.pool_slots = shape.requests * request_slots + 1 + rng.between(1, 3);
         let skew = skew(&mut rng);
         let regime = rng.pick(&limits.regimes);
         let (slots, accepted) = crate::slots::draw(&shape, verify, limits.odd_percent, &mut rng);

@@ -5,7 +5,7 @@ use std::fmt;
 
 use kda_reference::{FaultKind, Plan};
 
-use crate::case::{Case, gate_name, layout_name, null_name, state_name};
+use crate::case::{Case, WARP_COLUMNS, gate_name, layout_name, null_name, state_name};
 use crate::limits::Limits;
 
 /// Fewer specialisations than this may not hold every value of every dimension.
@@ -79,6 +79,9 @@ impl Coverage {
         }
         expect("slot columns", "as tokens");
         expect("slot columns", "more");
+        expect("slot columns", "past a warp");
+        expect("source column", "within a warp");
+        expect("source column", "past a warp");
         expect("projected start", "16 bytes");
         expect("projected start", "2 bytes");
         expect("request", "live");
@@ -142,8 +145,12 @@ impl Coverage {
         self.count("conv stride", tight(shape.conv_slot_stride == line));
         self.count("conv line", tight(shape.conv_len == shape.columns + 2));
         self.count("out stride", tight(shape.out_stride == dim));
-        let more = shape.columns > shape.tokens;
-        self.count("slot columns", if more { "more" } else { "as tokens" });
+        let columns = match shape.columns {
+            columns if columns > WARP_COLUMNS => "past a warp",
+            columns if columns > shape.tokens => "more",
+            _ => "as tokens",
+        };
+        self.count("slot columns", columns);
         let aligned = case.skew.projected == 0;
         self.count(
             "projected start",
@@ -167,6 +174,11 @@ impl Coverage {
                             _ => "between",
                         };
                         self.count("accepted", accepted);
+                        let source = match offset < WARP_COLUMNS {
+                            true => "within a warp",
+                            false => "past a warp",
+                        };
+                        self.count("source column", source);
                     }
                     if checkpoints.contains(&None) {
                         self.count("request", "null checkpoint");

@@ -12,6 +12,7 @@ use kda_runtime::{Plan, Planned, Policies};
 
 use crate::kernels::{KernelCache, Kernels};
 use crate::placed;
+use crate::rng::Rng;
 
 /// Address distance between regions: far more than any of them holds.
 const REGION_STRIDE: u64 = 1 << 32;
@@ -21,18 +22,37 @@ pub struct EmulatorExecutor<K = KernelCache> {
     arch: Arch,
     kernels: K,
     modules: HashMap<KernelSpec, Arc<Module>>,
-    seed: u64,
+    /// Seed of the case that ran last, and how often each mode has run it.
+    last: Option<u64>,
+    runs: HashMap<String, u64>,
 }
 
 impl<K: Kernels> EmulatorExecutor<K> {
-    /// Kernels of `arch`; `seed` draws the order in which warps run.
-    pub fn new(arch: Arch, kernels: K, seed: u64) -> EmulatorExecutor<K> {
+    /// Kernels of `arch`.
+    pub fn new(arch: Arch, kernels: K) -> EmulatorExecutor<K> {
         EmulatorExecutor {
             arch,
             kernels,
             modules: HashMap::new(),
-            seed,
+            last: None,
+            runs: HashMap::new(),
         }
+    }
+
+    /// Seed of the order in which warps run and of what early reads see: another one each time a
+    /// case runs again, and the same one for a case and a mode whatever ran before, so that a
+    /// replay repeats it.
+    fn schedule(&mut self, case: &Case, mode: &str) -> u64 {
+        if self.last != Some(case.seed) {
+            self.last = Some(case.seed);
+            self.runs.clear();
+        }
+        let run = self.runs.entry(mode.to_owned()).or_default();
+        *run += 1;
+        let text = mode.bytes().fold(0u64, |hash, byte| {
+            hash.wrapping_mul(31).wrapping_add(byte.into())
+        });
+        Rng::stream(case.seed ^ text, 30 + *run).word()
     }
 
     fn module(&mut self, spec: &KernelSpec) -> Result<(String, Arc<Module>), Box<dyn Error>> {
@@ -129,15 +149,15 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
         record.extend(clear.count.to_le_bytes());
         record.extend([0; 4]);
         memory.add("faults", faults_address, record);
-        self.seed = self.seed.wrapping_add(1);
-        let mut options = Options::default().seed(self.seed);
+        let seed = self.schedule(case, mode);
+        let mut options = Options::default().seed(seed);
         if parsed.slot_hints {
             // Hints may read slots early; what they read may be anything.
             memory.allow_early_reads("slots");
             let pool = case.shape.pool_slots as i32;
             let values = [1, -1, pool, 0, i32::MAX, pool - 1, i32::MIN];
             let stale: Vec<u8> = (0..buffers.slots.len / 4)
-                .flat_map(|i| values[(i + self.seed as usize) % values.len()].to_le_bytes())
+                .flat_map(|i| values[i.wrapping_add(seed as usize) % values.len()].to_le_bytes())
                 .collect();
             options = options.early_poison("slots", stale);
         }

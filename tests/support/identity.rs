@@ -15,6 +15,7 @@ use crate::data::{Data, MATRIX};
 use crate::executor::{Executor, Faults};
 use crate::limits::Limits;
 use crate::mismatch::{Mismatch, Requirement};
+use crate::property::Share;
 use crate::rng::Rng;
 
 /// A check of one promise.
@@ -42,16 +43,36 @@ pub fn run_all(
     cases: u64,
     seed: u64,
     limits: &Limits,
-    progress: &mut dyn FnMut(&str, u64),
+    progress: &mut dyn FnMut(&str),
 ) -> Result<u64, Mismatch> {
-    for (name, check) in CHECKS {
-        for i in 0..cases {
-            check(executor, &Case::random(Rng::stream(seed, i).word(), limits))
-                .map_err(|mismatch| mismatch.within(format!("identity \"{name}\"")))?;
-            progress(name, i + 1);
-        }
+    run_share(executor, cases, Share::WHOLE, seed, limits, progress)
+}
+
+/// As [`run_all`], one share of all checks' cases; they are numbered check by check.
+///
+/// # Errors
+///
+/// The first pair of the share that differs, with its number.
+pub fn run_share(
+    executor: &mut dyn Executor,
+    cases: u64,
+    share: Share,
+    seed: u64,
+    limits: &Limits,
+    progress: &mut dyn FnMut(&str),
+) -> Result<u64, Mismatch> {
+    let mut ran = 0;
+    for number in share.cases(cases * CHECKS.len() as u64) {
+        let (name, check) = CHECKS[(number / cases) as usize];
+        let seed = Rng::stream(seed, number % cases).word();
+        check(executor, &Case::random(seed, limits)).map_err(|mismatch| {
+            let mismatch = mismatch.within(format!("identity \"{name}\""));
+            mismatch.numbered(number)
+        })?;
+        progress(name);
+        ran += 1;
     }
-    Ok(cases * CHECKS.len() as u64)
+    Ok(ran)
 }
 
 /// Every mode leaves the same bytes everywhere.

@@ -52,5 +52,5 @@ pub use errors::{Errors, OUT_SLACK, OUT_TERMS_SLACK, OUT_ULPS, STATE_FLUSH, STAT
 pub use executor::{Executor, Faults, ReferenceExecutor};
 pub use limits::Limits;
 pub use mismatch::{Mismatch, Requirement};
-pub use property::{COVERING_CASES, Summary, judge, replay, run_property};
+pub use property::{COVERING_CASES, Share, Summary, judge, replay, run_property, run_share};
 pub use strategy::case_strategy;

@@ -62,6 +62,8 @@ pub struct Mismatch {
     pub found: f64,
     /// Largest difference allowed.
     pub bound: f64,
+    /// Number of the case in its run; 0 outside one.
+    pub number: u32,
     /// Case, executor and mode, so that the failure can be replayed.
     pub context: String,
 }
@@ -79,6 +81,7 @@ impl Mismatch {
             expected: 0.0,
             found: 0.0,
             bound: 0.0,
+            number: 0,
             context: String::new(),
         }
     }
@@ -110,6 +113,12 @@ impl Mismatch {
     /// Sets the values compared.
     pub fn values(mut self, expected: f64, found: f64, bound: f64) -> Mismatch {
         (self.expected, self.found, self.bound) = (expected, found, bound);
+        self
+    }
+
+    /// Sets the number of the case.
+    pub fn numbered(mut self, number: u64) -> Mismatch {
+        self.number = number.try_into().unwrap_or(u32::MAX);
         self
     }
 

@@ -78,6 +78,26 @@ impl fmt::Display for Summary {
     }
 }
 
+/// The part of a run's cases that one of several jobs runs: together the jobs run what one job
+/// would.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// This job, below `of`.
+    pub index: u64,
+    /// Jobs, at least 1.
+    pub of: u64,
+}
+
+impl Share {
+    /// All of a run.
+    pub const WHOLE: Share = Share { index: 0, of: 1 };
+
+    /// Numbers of this share's cases, of `cases` in all.
+    pub fn cases(self, cases: u64) -> impl Iterator<Item = u64> {
+        (self.index..cases).step_by(self.of.max(1) as usize)
+    }
+}
+
 /// Runs `cases` random cases, each in one mode, in turn, and judges them against the oracle.
 /// `progress` hears the number of cases done.
 ///
@@ -92,27 +112,46 @@ pub fn run_property(
     limits: &Limits,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Summary, Mismatch> {
+    let summary = run_share(executor, cases, Share::WHOLE, seed, limits, progress)?;
+    summary.covered()?;
+    Ok(summary)
+}
+
+/// As [`run_property`], the cases of one share only; what they cover is not checked.
+///
+/// # Errors
+///
+/// The first case of the share that fails, with its number in the run.
+pub fn run_share(
+    executor: &mut dyn Executor,
+    cases: u64,
+    share: Share,
+    seed: u64,
+    limits: &Limits,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Summary, Mismatch> {
     let started = Instant::now();
     let mut summary = Summary {
         executor: executor.name(),
         seed,
-        cases,
+        cases: 0,
         launches: 0,
         errors: Errors::default(),
         seconds: 0.0,
         coverage: Coverage::new(limits),
     };
-    for i in 0..cases {
+    for i in share.cases(cases) {
         let case = Case::random(Rng::stream(seed, i).word(), limits);
         let modes = executor.modes(&case);
         let mode = &modes[i as usize % modes.len()];
-        summary.errors.merge(&judge(executor, &case, mode)?);
+        let errors = judge(executor, &case, mode).map_err(|mismatch| mismatch.numbered(i))?;
+        summary.errors.merge(&errors);
         summary.coverage.add(&case, mode);
+        summary.cases += 1;
         summary.launches += 1;
-        progress(i + 1);
+        progress(summary.cases);
     }
     summary.seconds = started.elapsed().as_secs_f64();
-    summary.covered()?;
     Ok(summary)
 }
 

@@ -3,6 +3,7 @@
 
 use kda_reference::{NullRule, Shape};
 
+use crate::case::WARP_COLUMNS;
 use crate::rng::Rng;
 
 /// What a drawn request is.
@@ -20,10 +21,19 @@ enum Kind {
     NullSource,
 }
 
+/// Slots of the pool that one request has for itself: one a column, or, where the table is wider
+/// than a warp, one a token and one to start from.
+pub(crate) fn distinct(shape: &Shape) -> usize {
+    if shape.columns > WARP_COLUMNS {
+        shape.tokens + 1
+    } else {
+        shape.columns
+    }
+}
+
 /// `slots [requests, columns]` and `accepted [requests]` of a verify launch.
 ///
-/// Live slots are distinct over the whole table. Columns that a launch must not look at hold
-/// anything.
+/// Live slots are distinct over the batch. Columns that a launch must not look at hold anything.
 pub(crate) fn draw(
     shape: &Shape,
     verify: bool,
@@ -37,11 +47,30 @@ pub(crate) fn draw(
     };
     let mut free: Vec<i32> = (lowest..shape.pool_slots as i32).collect();
     rng.shuffle(&mut free);
-    let mut slots = free[..requests * columns].to_vec();
+    let (wide, width) = (columns > WARP_COLUMNS, distinct(shape));
+    // One slot stays out of the table, for what lies between its rows.
+    let (last, used) = free.split_last().expect("a spare slot");
+    let mut slots = vec![*last; requests * columns];
     let mut accepted = vec![1; requests];
     for request in 0..requests {
         let row = &mut slots[request * columns..][..columns];
-        let count = if verify { rng.between(1, columns) } else { 1 };
+        let own = &free[request * width..][..width];
+        let mut count = if verify { rng.between(1, columns) } else { 1 };
+        if wide {
+            if rng.chance(50) {
+                count = rng.between(WARP_COLUMNS + 1, columns);
+            }
+            row.fill_with(|| match odd_percent > 0 && rng.chance(20) {
+                true => null(shape.null_rule, rng),
+                false => rng.pick(used),
+            });
+            row[..tokens].copy_from_slice(&own[..tokens]);
+            if count > tokens {
+                row[count - 1] = own[tokens];
+            }
+        } else {
+            row.copy_from_slice(own);
+        }
         accepted[request] = count as i32;
         let kind = if rng.chance(odd_percent) {
             odd_kind(shape, verify, rng)

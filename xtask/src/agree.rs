@@ -90,7 +90,7 @@ fn share(
     worst: &Mutex<Worst>,
 ) -> Result<(), Box<dyn Error>> {
     let mut cuda = CudaExecutor::new(kernels.clone())?;
-    let mut emulator = EmulatorExecutor::new(arch, kernels.clone(), seed);
+    let mut emulator = EmulatorExecutor::new(arch, kernels.clone());
     for i in cases {
         let case = Case::random(Rng::stream(seed, i).word(), limits);
         let modes = cuda.modes(&case);

@@ -28,10 +28,8 @@ pub fn run() -> Result<(), Box<dyn Error>> {
         Err(reason) => {
             println!("no GPU ({reason}): running the kernels' PTX in the emulator");
             let arch = Arch::Sm90a;
-            (
-                Box::new(EmulatorExecutor::new(arch, kernels.clone(), 1)),
-                arch,
-            )
+            let emulator = EmulatorExecutor::new(arch, kernels.clone());
+            (Box::new(emulator), arch)
         }
     };
     for (title, tokens, requests) in [("decode", 1, 3), ("verify", 4, 2)] {

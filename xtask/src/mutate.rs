@@ -18,6 +18,8 @@ use kda_tests::emulate::EmulatorExecutor;
 use kda_tests::kernels::{KernelCache, Kernels, load_nvrtc};
 use kda_tests::placed;
 
+use crate::test;
+
 #[derive(Args)]
 pub struct Options {
     /// Only check that every text occurs once, and that every barrier, wait, fence and bounds check
@@ -28,24 +30,21 @@ pub struct Options {
     #[arg(long)]
     only: Option<String>,
     /// Cases after which a mutation has survived; one that is to survive is tried in a quarter
-    #[arg(long, default_value_t = 240)]
+    #[arg(long, default_value_t = test::CASES)]
     cases: u64,
-    /// Seed of the cases; `validate --jobs 1` with the same seed runs the same ones
-    #[arg(long, default_value_t = 0x6b6461)]
+    /// Seed of the cases; `validate` with the same seed runs the same ones
+    #[arg(long, default_value_t = test::SEED)]
     seed: u64,
     /// Numbers of tokens to draw from
-    #[arg(long, value_delimiter = ',', default_value = "1,1,2,3,4,5,8")]
+    #[arg(long, value_delimiter = ',', default_values_t = test::TOKENS)]
     tokens: Vec<usize>,
     /// Different specialisations the cases share
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = test::SPECIALISATIONS)]
     specialisations: u64,
     /// Mutations run side by side
     #[arg(long, default_value_t = 2)]
     jobs: usize,
 }
-
-/// Cases after those of the options, each with many slot columns.
-const WIDE_CASES: u64 = 24;
 
 /// The architecture whose kernels have all of it: clusters, dependent launch, early reads.
 const ARCH: Arch = Arch::Sm90a;
@@ -253,10 +252,7 @@ fn report(
             outcome.cell()
         );
         match (outcome, mutation.survives) {
-            (Outcome::Caught { case, .. }, None) if *case < options.cases => {
-                last = last.max(case + 1)
-            }
-            (Outcome::Caught { .. }, None) => {}
+            (Outcome::Caught { case, .. }, None) => last = last.max(case + 1),
             (Outcome::Caught { .. }, Some(reason)) => {
                 wrong.push(format!(
                     "{} is caught, but was to survive: {reason}",
@@ -272,7 +268,7 @@ fn report(
         .filter(|o| matches!(o.2, Ok(Outcome::Survived { .. })))
         .count();
     println!(
-        "\n{} mutations, {survivors} survive {} cases and {WIDE_CASES} wide ones, all others are caught by the first {last} or a wide one, {seconds:.0} s",
+        "\n{} mutations, {survivors} survive, all others are caught by the first {last} of {} cases, {seconds:.0} s",
         outcomes.len(),
         options.cases
     );
@@ -328,35 +324,23 @@ fn attempt(
     } else {
         options.cases
     };
-    for i in (0..cases).chain(options.cases..options.cases + WIDE_CASES) {
+    for i in 0..cases {
         let mode = &modes[i as usize % modes.len()];
-        let mut case = Case::random(Rng::stream(options.seed, i).word(), &limits);
-        if i >= options.cases {
-            if !case.verify {
-                continue;
-            }
-            case = widen(&case);
-        }
+        let case = Case::random(Rng::stream(options.seed, i).word(), &limits);
         let spec = placed::spec(&case, ARCH, mode)?;
         if !(mutation.kernels)(&spec) || mutated.kernel(&spec)?.ptx == sound.kernel(&spec)?.ptx {
             continue;
         }
         launches += 1;
-        let seed = options.seed.wrapping_add(i);
-        let changed = EmulatorExecutor::new(ARCH, mutated.clone(), seed);
         let mut changed = Recorder {
-            inner: changed,
+            inner: EmulatorExecutor::new(ARCH, mutated.clone()),
             error: None,
         };
         let Err(mut mismatch) = judge(&mut changed, &case, mode) else {
             continue;
         };
-        judge(
-            &mut EmulatorExecutor::new(ARCH, sound.clone(), seed),
-            &case,
-            mode,
-        )
-        .map_err(|error| format!("fails without the mutation: {error}"))?;
+        judge(&mut EmulatorExecutor::new(ARCH, sound.clone()), &case, mode)
+            .map_err(|error| format!("fails without the mutation: {error}"))?;
         mismatch.context.clear();
         let (kind, detail) = match changed.error {
             Some(found) => found,
@@ -372,24 +356,6 @@ fn attempt(
         });
     }
     Ok(Outcome::Survived { launches })
-}
-
-/// Its first request, live, with more slot columns than a warp has lanes: `validate` draws none.
-fn widen(case: &Case) -> Case {
-    let mut case = case.select(&[0]);
-    let mut rng = Rng::stream(case.seed, 20);
-    let shape = &mut case.shape;
-    let columns = rng.between(33, 40);
-    shape.columns = columns;
-    shape.slots_stride = columns;
-    shape.pool_slots = columns + 2;
-    shape.conv_len = kda_codegen::CONV_WIDTH + columns - 2;
-    shape.conv_slot_stride = 3 * shape.dim() * shape.conv_len;
-    shape.state_slot_stride = shape.dim() * kda_codegen::HEAD_DIM;
-    case.slots = (1..=columns as i32).collect();
-    rng.shuffle(&mut case.slots);
-    case.accepted = Some(vec![rng.between(33, columns) as i32]);
-    case
 }
 
 /// Compiles the changed text of each kernel once.

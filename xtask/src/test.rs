@@ -12,10 +12,19 @@ use crate::{mutate, validate};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::placed;
 
+/// Random cases in the emulator, enough to cover every dimension; `mutate` runs the same ones.
+pub const CASES: u64 = 240;
+/// Seed of those cases.
+pub const SEED: u64 = 0x6b6461;
+/// Numbers of tokens they draw from: 5 does not fill its second chunk.
+pub const TOKENS: [usize; 7] = [1, 1, 2, 3, 4, 5, 8];
+/// Specialisations they share.
+pub const SPECIALISATIONS: u64 = 64;
+
 #[derive(Args)]
 pub struct Options {
     /// Random cases in the emulator
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = CASES)]
     emulated_cases: u64,
     /// Random cases for each identity check in the emulator
     #[arg(long, default_value_t = 3)]
@@ -62,12 +71,11 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         fixtures: true,
         emulate: true,
         arch: Arch::Sm90a,
-        seed: 0x6b6461,
+        seed: SEED,
         replay: None,
         max_heads: None,
-        // 5 does not fill its second chunk.
-        tokens: Some(vec![1, 1, 2, 3, 4, 5, 8]),
-        specialisations: 64,
+        tokens: Some(TOKENS.to_vec()),
+        specialisations: SPECIALISATIONS,
         jobs: 0,
     };
     validate::run(&emulated)?;

@@ -2,17 +2,18 @@
 //! the emulator, several jobs side by side.
 
 use std::error::Error;
-use std::sync::Mutex;
 use std::time::Instant;
 
 use clap::Args;
 use kda_codegen::Arch;
-use kda_tests::{Case, Executor, Limits, fixtures, identity, replay, run_property};
+use kda_tests::{Case, Executor, Limits, Mismatch, Share, fixtures, identity, replay, run_share};
 
 use kda_tests::cuda::CudaExecutor;
 use kda_tests::emulate::EmulatorExecutor;
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::placed;
+
+use crate::test;
 
 #[derive(Args, Clone)]
 pub struct Options {
@@ -33,7 +34,7 @@ pub struct Options {
     #[arg(long, default_value = "sm_90a")]
     pub arch: Arch,
     /// Seed of the random cases
-    #[arg(long, default_value_t = 0x6b6461)]
+    #[arg(long, default_value_t = test::SEED)]
     pub seed: u64,
     /// Run the one case of this seed, as a failure printed it, in every mode
     #[arg(long)]
@@ -45,9 +46,9 @@ pub struct Options {
     #[arg(long, value_delimiter = ',')]
     pub tokens: Option<Vec<usize>>,
     /// Different specialisations the cases share; each compiles once a mode
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = test::SPECIALISATIONS)]
     pub specialisations: u64,
-    /// Cases run side by side; 0: one for each core
+    /// Cases run side by side, which changes no result; 0: one for each core
     #[arg(long, default_value_t = 0)]
     pub jobs: usize,
 }
@@ -69,20 +70,53 @@ impl Options {
         limits
     }
 
-    fn executor(
-        &self,
-        kernels: &KernelCache,
-        job: u64,
-    ) -> Result<Box<dyn Executor>, Box<dyn Error>> {
+    fn executor(&self, kernels: &KernelCache) -> Result<Box<dyn Executor>, Box<dyn Error>> {
         if self.emulate {
-            let seed = self.seed.wrapping_add(job << 32);
-            return Ok(Box::new(EmulatorExecutor::new(
-                self.arch,
-                kernels.clone(),
-                seed,
-            )));
+            let emulator = EmulatorExecutor::new(self.arch, kernels.clone());
+            return Ok(Box::new(emulator));
         }
         Ok(Box::new(CudaExecutor::new(kernels.clone())?))
+    }
+
+    /// Runs `work` in every job, each with an executor and its share of the cases.
+    ///
+    /// # Errors
+    ///
+    /// The failure of the lowest case, which is the one that a single job would have found.
+    fn in_jobs<T: Send>(
+        &self,
+        kernels: &KernelCache,
+        work: impl Fn(&mut dyn Executor, Share) -> Result<T, Mismatch> + Sync,
+    ) -> Result<Vec<T>, Box<dyn Error>> {
+        let jobs = match self.jobs {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+            jobs => jobs,
+        } as u64;
+        let job = |index: u64| -> Result<T, (u32, String)> {
+            let mut executor = self
+                .executor(kernels)
+                .map_err(|error| (0, error.to_string()))?;
+            let share = Share { index, of: jobs };
+            work(&mut *executor, share).map_err(|mismatch| (mismatch.number, mismatch.to_string()))
+        };
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..jobs).map(|i| scope.spawn(move || job(i))).collect();
+            let joined = threads.into_iter().map(|thread| thread.join());
+            joined
+                .map(|result| result.expect("no job panics"))
+                .collect()
+        });
+        let (mut done, mut failures) = (Vec::new(), Vec::new());
+        for result in results {
+            match result {
+                Ok(result) => done.push(result),
+                Err(failure) => failures.push(failure),
+            }
+        }
+        match failures.into_iter().min() {
+            Some((_, text)) => Err(text.into()),
+            None => Ok(done),
+        }
     }
 }
 
@@ -94,7 +128,7 @@ impl Options {
 pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let kernels = KernelCache::new(load_nvrtc()?);
     let limits = options.limits();
-    let mut first = options.executor(&kernels, 0)?;
+    let mut first = options.executor(&kernels)?;
     if let Some(seed) = options.replay {
         println!("{}", replay(&mut *first, seed, &limits)?);
         return Ok(());
@@ -105,54 +139,30 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         let errors = fixtures::check(&mut *first, &fixtures::embedded())?;
         println!("golden vectors: all modes agree\n{errors}");
     }
-    let jobs = match options.jobs {
-        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-        jobs => jobs,
-    } as u64;
     let started = Instant::now();
-    let failure: Mutex<Option<String>> = Mutex::new(None);
-    let share = |total: u64, job: u64| total / jobs + u64::from(job < total % jobs);
-    let results = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for job in 0..jobs {
-            let (kernels, limits, failure, results) = (&kernels, &limits, &failure, &results);
-            scope.spawn(move || {
-                let work = || -> Result<_, Box<dyn Error>> {
-                    let mut executor = options.executor(kernels, job)?;
-                    let seed = options
-                        .seed
-                        .wrapping_add(job.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-                    let cases = share(options.cases, job);
-                    let summary = run_property(&mut *executor, cases, seed, limits, &mut |_| {})?;
-                    let pairs = share(options.identity, job);
-                    identity::run_all(&mut *executor, pairs, seed, limits, &mut |_, _| {})?;
-                    Ok(summary)
-                };
-                match work() {
-                    Ok(summary) => results.lock().expect("no job panics").push(summary),
-                    Err(error) => {
-                        failure
-                            .lock()
-                            .expect("no job panics")
-                            .get_or_insert(error.to_string());
-                    }
-                }
-            });
-        }
+    let (cases, seed) = (options.cases, options.seed);
+    let summaries = options.in_jobs(&kernels, |executor, share| {
+        run_share(executor, cases, share, seed, &limits, &mut |_| {})
+    })?;
+    let all = summaries.into_iter().reduce(|mut all, summary| {
+        all.merge(&summary);
+        all
     });
-    if let Some(failure) = failure.into_inner().expect("no job panics") {
-        return Err(failure.into());
-    }
-    let mut summaries = results.into_inner().expect("no job panics").into_iter();
-    if let Some(mut all) = summaries.next() {
-        for summary in summaries {
-            all.merge(&summary);
-        }
+    if let Some(mut all) = all {
         all.covered()?;
-        all.seed = options.seed;
         all.seconds = started.elapsed().as_secs_f64();
         print!("{all}");
     }
+    options.in_jobs(&kernels, |executor, share| {
+        identity::run_share(
+            executor,
+            options.identity,
+            share,
+            seed,
+            &limits,
+            &mut |_| {},
+        )
+    })?;
     if options.identity > 0 {
         println!("identity: {} cases for each of:", options.identity);
         for (name, _) in identity::CHECKS {
