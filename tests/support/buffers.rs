@@ -135,7 +135,7 @@ impl Region {
 }
 
 /// Every operand of one launch.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffers {
     /// bf16 `[rows, pitch]`; [`Case::views`] says where q, k, v, gate, F_A and beta start.
     pub projected: Region,

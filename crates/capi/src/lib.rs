@@ -340,7 +340,7 @@ impl From<Error> for Failure {
             Error::PolicyMissing { .. } => KdaStatus::NotPrepared,
             Error::DriverMissing => KdaStatus::NoDriver,
             Error::DeviceUnsupported { .. } => KdaStatus::DeviceUnsupported,
-            Error::Cuda { .. } => KdaStatus::Cuda,
+            Error::Cuda { .. } | Error::DriverTooOld { .. } => KdaStatus::Cuda,
             Error::Capturing => KdaStatus::Capturing,
             _ => KdaStatus::BadOperand,
         };

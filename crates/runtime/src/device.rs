@@ -221,6 +221,19 @@ fn arch_of(device: sys::CUdevice) -> Result<Arch, Error> {
     Arch::for_capability(major, minor).ok_or(Error::DeviceUnsupported { major, minor })
 }
 
+/// Whether a module was refused because its compiler is newer than the driver.
+pub(crate) fn is_too_new(code: u32) -> bool {
+    code == sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as u32
+}
+
+/// CUDA version of the driver, major and minor.
+pub(crate) fn driver_version() -> (i32, i32) {
+    let mut version = 0;
+    // SAFETY: the driver is present; the pointer is to a local. It cannot fail then.
+    let _ = unsafe { sys::cuDriverGetVersion(&mut version) };
+    (version / 1000, version % 1000 / 10)
+}
+
 /// The device whose memory an address is; `None` for host memory, and for memory that the driver
 /// does not know.
 pub(crate) fn owner_of(address: u64) -> Option<i32> {

@@ -153,6 +153,15 @@ pub enum Error {
     },
     /// The CUDA driver library is absent or too old.
     DriverMissing,
+    /// The driver does not take code of this compiler.
+    DriverTooOld {
+        /// The kernel's entry point.
+        entry: String,
+        /// CUDA version of the driver, major and minor.
+        driver: (i32, i32),
+        /// Version of the NVRTC that compiled the kernel, major and minor.
+        nvrtc: (i32, i32),
+    },
     /// A driver call failed.
     Cuda {
         /// Name of the call.
@@ -303,6 +312,16 @@ impl fmt::Display for Error {
                  {expected}"
             ),
             Error::DriverMissing => f.write_str("the CUDA driver library was not found"),
+            Error::DriverTooOld {
+                entry,
+                driver,
+                nvrtc,
+            } => write!(
+                f,
+                "{entry} was compiled by nvrtc {}.{}, which this driver (CUDA {}.{}) does not take: \
+                 update the driver, or compile with an nvrtc no newer than it",
+                nvrtc.0, nvrtc.1, driver.0, driver.1
+            ),
             Error::Cuda { call, code } => write!(f, "{call} failed with CUDA error {code}"),
             Error::DeviceUnsupported { major, minor } => {
                 write!(f, "no kernel exists for compute capability {major}.{minor}")

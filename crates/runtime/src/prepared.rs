@@ -88,7 +88,8 @@ impl PreparedKda {
     /// [`Error::Capturing`] inside a capture; what `kernels` returns, for
     /// [`KernelSources`](crate::KernelSources) [`Error::KernelMissing`], [`Error::BundleDamaged`],
     /// [`Error::BundleMismatch`], [`Error::NvrtcVersion`], or [`Error::Codegen`] when libnvrtc is
-    /// missing or a kernel does not compile; [`Error::IllegalSetting`]; [`Error::Cuda`].
+    /// missing or a kernel does not compile; [`Error::DriverTooOld`]; [`Error::IllegalSetting`];
+    /// [`Error::Cuda`].
     pub fn prepare_caches(
         device: &Device,
         stream: Stream,
@@ -108,13 +109,21 @@ impl PreparedKda {
                 entry,
                 key,
                 cubin,
-                nvrtc_version: _,
+                nvrtc_version,
                 resources,
                 origin,
             } = kernel;
             let function = device.with_context(|| {
                 let _uncaptured = Uncaptured::new()?;
                 Function::load(device, &cubin, &entry, spec.arch.has_clusters())
+            });
+            let function = function.map_err(|error| match error {
+                Error::Cuda { code, .. } if device::is_too_new(code) => Error::DriverTooOld {
+                    entry: entry.clone(),
+                    driver: device::driver_version(),
+                    nvrtc: nvrtc_version,
+                },
+                error => error,
             })?;
             let report = resources.map_or("no report".into(), |resources| resources.to_string());
             log::info!("prepared {entry}: {origin}, {report}");

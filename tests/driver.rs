@@ -1,0 +1,496 @@
+//! The runtime's launch path over the emulated CUDA driver: prepare, run, capture, replay, contexts.
+//! Each test runs in a process of its own that finds that driver where libcuda would be.
+
+#![cfg(target_os = "linux")]
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::ptr;
+use std::sync::mpsc;
+
+use cudarc::driver::sys;
+use kda_codegen::EarlyReads;
+use kda_runtime::{Config, Device, Error, Policies, PreparedKda, Step, StepKind, Stream};
+use kda_tests::cuda::{self, CudaExecutor, DeviceMemory, check};
+use kda_tests::kernels::{KernelCache, load_nvrtc};
+use kda_tests::{Buffers, Case, Limits, judge, placed};
+
+// Builds the library beside this test.
+use kda_emulated_cuda as _;
+
+/// Set in the process that a test starts for itself.
+const INSIDE: &str = "KDA_TEST_INSIDE";
+
+/// A folder that has the emulated driver under the real one's names.
+fn driver_folder(test: &str) -> PathBuf {
+    let executable = std::env::current_exe().unwrap();
+    let library = executable.with_file_name("libkda_emulated_cuda.so");
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("driver-{test}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        let _ = std::fs::remove_file(folder.join(name));
+        std::os::unix::fs::symlink(&library, folder.join(name)).unwrap();
+    }
+    folder
+}
+
+/// Runs `body` in a process of its own, `environment` and the emulated driver around it.
+fn over_emulated_driver(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
+    if std::env::var_os(INSIDE).is_some() {
+        // Initialises the driver.
+        cuda::current_device().unwrap();
+        assert!(cuda::is_emulated().unwrap());
+        return body();
+    }
+    // Compiled or fetched before there is any time limit on anything.
+    load_nvrtc().unwrap();
+    let folder = driver_folder(test);
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads", "1"])
+        .env(INSIDE, "1")
+        .env("LD_LIBRARY_PATH", &folder)
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
+    let _ = std::fs::remove_dir_all(&folder);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (said, complained) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{said}\n{complained}");
+    assert!(said.contains("1 passed"), "the test did not run: {said}");
+}
+
+/// What the emulated driver counted in this process.
+#[derive(Debug, Default, PartialEq)]
+#[repr(C)]
+struct Counts {
+    allocations: u64,
+    module_loads: u64,
+    kernels: u64,
+    synchronisations: u64,
+    pointer_queries: u64,
+}
+
+fn counts() -> Counts {
+    let mut counts = Counts::default();
+    // SAFETY: the driver library is loaded and stays loaded; the function has this signature.
+    unsafe {
+        let count = sys::culib()
+            .get::<unsafe extern "C" fn(*mut Counts)>(b"kda_emulated_counts")
+            .unwrap();
+        count(&mut counts);
+    }
+    counts
+}
+
+fn compiled() -> KernelCache {
+    let kernels = KernelCache::new(load_nvrtc().unwrap());
+    kernels.give_ptx();
+    kernels
+}
+
+/// A case on a device: its operands in one allocation each.
+struct Placed {
+    case: Case,
+    buffers: Buffers,
+    memory: Vec<(&'static str, DeviceMemory)>,
+}
+
+impl Placed {
+    /// Uploads into the current context.
+    fn new(case: Case) -> Placed {
+        let buffers = Buffers::new(&case);
+        let memory = buffers
+            .regions()
+            .into_iter()
+            .map(|(name, region)| (name, DeviceMemory::new(region.bytes.len()).unwrap()))
+            .collect();
+        let placed = Placed {
+            case,
+            buffers,
+            memory,
+        };
+        placed.upload(&placed.buffers);
+        placed
+    }
+
+    fn upload(&self, buffers: &Buffers) {
+        for ((_, memory), (_, region)) in self.memory.iter().zip(buffers.regions()) {
+            memory.upload(0, &region.bytes).unwrap();
+        }
+    }
+
+    fn step(&self) -> Step {
+        placed::step(&self.case, &self.buffers, |name| {
+            let of = self.memory.iter().find(|(known, _)| *known == name);
+            of.expect("a region").1.address
+        })
+    }
+
+    /// What the device holds now, judged against what it held at first.
+    fn judge(&self) {
+        let mut after = self.buffers.clone();
+        for ((_, memory), (_, region)) in self.memory.iter().zip(after.regions_mut()) {
+            memory.download(0, &mut region.bytes).unwrap();
+        }
+        self.case.check(&self.buffers, &after, None).unwrap();
+    }
+
+    fn after(&self) -> Buffers {
+        let mut after = self.buffers.clone();
+        for ((_, memory), (_, region)) in self.memory.iter().zip(after.regions_mut()) {
+            memory.download(0, &mut region.bytes).unwrap();
+        }
+        after
+    }
+
+    fn config(&self) -> Config {
+        placed::config(&self.case, EarlyReads::Weights)
+    }
+
+    fn prepare(&self, device: &Device, stream: Stream, kernels: &KernelCache) -> PreparedKda {
+        let kinds = [placed::kind(&self.case)];
+        let config = self.config();
+        let policies =
+            Policies::for_device(device.arch(), config.heads, config.early_reads, &kinds);
+        PreparedKda::prepare_caches(device, stream, &config, &policies, kernels).unwrap()
+    }
+}
+
+/// A small case, every request live.
+fn case(seed: u64, tokens: usize) -> Case {
+    let limits = Limits {
+        tokens: vec![tokens],
+        ..Limits::small().live()
+    };
+    Case::sized(seed, &limits, 1, 2)
+}
+
+fn run(prepared: &PreparedKda, stream: Stream, step: &Step) -> Result<(), Error> {
+    // SAFETY: the operands are `Placed` allocations, which outlive the launch.
+    unsafe { prepared.run(stream, step) }
+}
+
+fn begin(stream: Stream, mode: sys::CUstreamCaptureMode) {
+    // SAFETY: the stream is live.
+    check("cuStreamBeginCapture", unsafe {
+        sys::cuStreamBeginCapture_v2(stream, mode)
+    })
+    .unwrap();
+}
+
+/// Ends a capture: the number of nodes, and the executable graph.
+fn end(stream: Stream) -> (usize, sys::CUgraphExec) {
+    let (mut graph, mut executable, mut nodes) = (ptr::null_mut(), ptr::null_mut(), 0);
+    // SAFETY: the stream is live, every pointer is to a local.
+    unsafe {
+        check(
+            "cuStreamEndCapture",
+            sys::cuStreamEndCapture(stream, &mut graph),
+        )
+        .unwrap();
+        let counted = sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut nodes);
+        check("cuGraphGetNodes", counted).unwrap();
+        let made = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0);
+        check("cuGraphInstantiate", made).unwrap();
+    }
+    (nodes, executable)
+}
+
+fn replay(executable: sys::CUgraphExec, stream: Stream) {
+    // SAFETY: both are live.
+    check("cuGraphLaunch", unsafe {
+        sys::cuGraphLaunch(executable, stream)
+    })
+    .unwrap();
+}
+
+const GLOBAL: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+#[test]
+fn random_launches_through_the_driver_lie_within_the_bounds() {
+    over_emulated_driver(
+        "random_launches_through_the_driver_lie_within_the_bounds",
+        &[],
+        || {
+            let mut executor = CudaExecutor::new(compiled()).unwrap();
+            let limits = Limits {
+                specialisations: 4,
+                ..Limits::small()
+            };
+            for seed in 0..8 {
+                let case = Case::random(seed, &limits);
+                let mode = placed::mode_texts(executor.device.arch())[seed as usize].clone();
+                judge(&mut executor, &case, &mode).unwrap();
+            }
+        },
+    );
+}
+
+#[test]
+fn c34_a_capture_holds_one_kernel_node_and_survives_what_happens_meanwhile() {
+    over_emulated_driver(
+        "c34_a_capture_holds_one_kernel_node_and_survives_what_happens_meanwhile",
+        &[],
+        || {
+            let device = cuda::current_device().unwrap();
+            let (stream, kernels) = (cuda::new_stream().unwrap(), compiled());
+            let placed = Placed::new(case(3, 1));
+            let prepared = placed.prepare(&device, stream, &kernels);
+            let dropped = placed.prepare(&device, stream, &kernels);
+            let step = placed.step();
+            let before = counts();
+
+            begin(stream, GLOBAL);
+            run(&prepared, stream, &step).unwrap();
+            // A step that nothing was prepared for.
+            let mut unknown = step;
+            unknown.kind = StepKind::Verify(7);
+            let error = run(&prepared, stream, &unknown).unwrap_err();
+            assert!(matches!(error, Error::PolicyMissing { .. }), "{error}");
+            // A bad operand.
+            let mut bad = step;
+            bad.out.buffer.elements = 1;
+            let error = run(&prepared, stream, &bad).unwrap_err();
+            assert!(matches!(error, Error::TooShort { .. }), "{error}");
+            // Preparing on the captured stream, and asking for faults.
+            let config = placed.config();
+            let kinds = [placed::kind(&placed.case)];
+            let policies =
+                Policies::for_device(device.arch(), config.heads, config.early_reads, &kinds);
+            let refused =
+                PreparedKda::prepare_caches(&device, stream, &config, &policies, &kernels);
+            assert!(matches!(refused.err(), Some(Error::Capturing)));
+            assert!(matches!(
+                prepared.take_faults(stream),
+                Err(Error::Capturing)
+            ));
+            assert_eq!(prepared.peek_faults(), None);
+            // Another object goes, and another thread prepares on a stream of its own.
+            drop(dropped);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    cuda::current_device().unwrap();
+                    let other = cuda::new_stream().unwrap();
+                    placed.prepare(&device, other, &kernels);
+                });
+            });
+            let (nodes, graph) = end(stream);
+            assert_eq!(nodes, 1);
+
+            let after = counts();
+            assert_eq!(after.kernels, before.kernels, "a capture runs nothing");
+            replay(graph, stream);
+            assert_eq!(counts().kernels, before.kernels + 1);
+            placed.judge();
+        },
+    );
+}
+
+#[test]
+fn c14_a_replay_reads_the_slots_and_counts_of_its_own_time() {
+    over_emulated_driver(
+        "c14_a_replay_reads_the_slots_and_counts_of_its_own_time",
+        &[],
+        || {
+            let device = cuda::current_device().unwrap();
+            let (stream, kernels) = (cuda::new_stream().unwrap(), compiled());
+            // The same problem with its slots elsewhere, and other counts.
+            let first = case(5, 3);
+            let mut second = first.reslot(&mut kda_tests::rng::Rng::new(9));
+            let counts = second.accepted.as_mut().unwrap();
+            counts.iter_mut().for_each(|count| *count = 1 + *count % 3);
+            assert_ne!(
+                (&first.slots, &first.accepted),
+                (&second.slots, &second.accepted)
+            );
+
+            let placed = Placed::new(first);
+            let prepared = placed.prepare(&device, stream, &kernels);
+            for _ in 0..2 {
+                run(&prepared, stream, &placed.step()).unwrap();
+            }
+            begin(stream, GLOBAL);
+            run(&prepared, stream, &placed.step()).unwrap();
+            let (_, graph) = end(stream);
+
+            // Everything in the same buffers is another batch's.
+            let other = Placed {
+                buffers: Buffers::new(&second),
+                case: second,
+                memory: placed.memory,
+            };
+            other.upload(&other.buffers);
+            replay(graph, stream);
+            other.judge();
+            let replayed = other.after();
+            other.upload(&other.buffers);
+            run(&prepared, stream, &other.step()).unwrap();
+            assert_eq!(other.after(), replayed);
+        },
+    );
+}
+
+#[test]
+fn c02_run_allocates_loads_and_waits_for_nothing_and_copies_no_pool() {
+    over_emulated_driver(
+        "c02_run_allocates_loads_and_waits_for_nothing_and_copies_no_pool",
+        &[],
+        || {
+            let device = cuda::current_device().unwrap();
+            let (stream, kernels) = (cuda::new_stream().unwrap(), compiled());
+            let placed = Placed::new(case(11, 1));
+            let prepared = placed.prepare(&device, stream, &kernels);
+            let step = placed.step();
+            run(&prepared, stream, &step).unwrap();
+            placed.judge();
+            let before = counts();
+            for _ in 0..3 {
+                run(&prepared, stream, &step).unwrap();
+                assert_eq!(prepared.peek_faults(), None);
+            }
+            let expected = Counts {
+                kernels: before.kernels + 3,
+                ..before
+            };
+            assert_eq!(counts(), expected);
+        },
+    );
+}
+
+#[test]
+fn c44_operands_and_contexts_of_two_devices_are_kept_apart() {
+    over_emulated_driver(
+        "c44_operands_and_contexts_of_two_devices_are_kept_apart",
+        &[
+            ("KDA_EMULATED_DEVICES", "2"),
+            ("KDA_EMULATED_CAPABILITY", "9.0,8.0"),
+        ],
+        || {
+            let kernels = compiled();
+            let mut sides = Vec::new();
+            for ordinal in 0..2 {
+                let device = Device::primary(ordinal).unwrap();
+                let mut context = ptr::null_mut();
+                // SAFETY: the driver is initialised, the pointer is to a local.
+                unsafe {
+                    let retained = sys::cuDevicePrimaryCtxRetain(&mut context, ordinal);
+                    check("cuDevicePrimaryCtxRetain", retained).unwrap();
+                    check("cuCtxSetCurrent", sys::cuCtxSetCurrent(context)).unwrap();
+                }
+                let stream = cuda::new_stream().unwrap();
+                let placed = Placed::new(case(20 + ordinal as u64, 1));
+                let prepared = placed.prepare(&device, stream, &kernels);
+                sides.push((context, stream, placed, prepared));
+            }
+            assert_eq!(sides[0].3.kernels()[0].spec.arch.to_string(), "sm_90a");
+            assert_eq!(sides[1].3.kernels()[0].spec.arch.to_string(), "sm_80");
+
+            let current = || {
+                let mut context = ptr::null_mut();
+                // SAFETY: the pointer is to a local.
+                check("cuCtxGetCurrent", unsafe {
+                    sys::cuCtxGetCurrent(&mut context)
+                })
+                .unwrap();
+                context
+            };
+            // Device 1 is current, and stays so, whichever device launches.
+            for (_, stream, placed, prepared) in &sides {
+                run(prepared, *stream, &placed.step()).unwrap();
+                assert_eq!(current(), sides[1].0);
+            }
+            for (context, _, placed, _) in &sides {
+                // SAFETY: the context is live.
+                check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(*context) }).unwrap();
+                placed.judge();
+            }
+
+            // One operand of the other device, each in turn.
+            let foreign = sides[1].2.memory[0].1.address.next_multiple_of(256);
+            let step = sides[0].2.step();
+            type Change = fn(&mut Step, u64);
+            let changes: [(&str, Change); 6] = [
+                ("qkv", |step, at| step.projected.qkv.buffer.address = at),
+                ("f_b", |step, at| step.weights.f_b.address = at),
+                ("conv_cache", |step, at| step.conv_cache.buffer.address = at),
+                ("state_pool", |step, at| step.state.buffer.address = at),
+                ("slots", |step, at| step.slots.buffer.address = at),
+                ("out", |step, at| step.out.buffer.address = at),
+            ];
+            let launched = counts().kernels;
+            for (operand, change) in changes {
+                let mut step = step;
+                change(&mut step, foreign);
+                let error = run(&sides[0].3, sides[0].1, &step).unwrap_err();
+                assert_eq!(
+                    error.to_string(),
+                    format!(
+                        "{operand} at {foreign:#x} is memory of device 1, the step runs on device 0"
+                    )
+                );
+            }
+            assert_eq!(counts().kernels, launched, "nothing was launched");
+
+            // A thread that never touched CUDA.
+            let (sender, receiver) = mpsc::channel();
+            std::thread::scope(|scope| {
+                let (_, stream, placed, prepared) = &sides[0];
+                // A raw stream is a pointer; the driver takes it from any thread.
+                let (stream, step) = (*stream as usize, placed.step());
+                scope.spawn(move || {
+                    let ran = run(prepared, stream as Stream, &step);
+                    sender.send((ran.is_ok(), current().is_null())).unwrap();
+                });
+            });
+            assert_eq!(receiver.recv().unwrap(), (true, true));
+        },
+    );
+}
+
+#[test]
+fn c40_a_text_newer_than_the_driver_and_a_missing_entry_are_named() {
+    over_emulated_driver(
+        "c40_a_text_newer_than_the_driver_and_a_missing_entry_are_named",
+        &[],
+        || {
+            struct Altered(KernelCache, fn(&mut kda_runtime::Kernel));
+            impl kda_runtime::Kernels for Altered {
+                fn kernel(
+                    &self,
+                    spec: &kda_codegen::KernelSpec,
+                ) -> Result<kda_runtime::Kernel, Error> {
+                    let mut kernel = kda_runtime::Kernels::kernel(&self.0, spec)?;
+                    (self.1)(&mut kernel);
+                    Ok(kernel)
+                }
+            }
+            let device = cuda::current_device().unwrap();
+            let stream = cuda::new_stream().unwrap();
+            let config = Config::kimi_k3(1);
+            let kinds = [StepKind::Decode];
+            let policies = Policies::for_device(device.arch(), 1, config.early_reads, &kinds);
+            let prepare = |alter: fn(&mut kda_runtime::Kernel)| {
+                let kernels = Altered(compiled(), alter);
+                PreparedKda::prepare_caches(&device, stream, &config, &policies, &kernels)
+                    .err()
+                    .unwrap()
+                    .to_string()
+            };
+            let newer = prepare(|kernel| {
+                let text = String::from_utf8(kernel.cubin.clone()).unwrap();
+                let line = text.lines().find(|l| l.starts_with(".version")).unwrap();
+                kernel.cubin = text.replace(line, ".version 19.9").into_bytes();
+            });
+            assert!(
+                newer.contains("compiled by nvrtc 13.")
+                    && newer.contains("this driver (CUDA 13.0) does not take: update the driver"),
+                "{newer}"
+            );
+            let missing = prepare(|kernel| kernel.entry = "kda_other".into());
+            assert!(missing.contains("cuModuleGetFunction"), "{missing}");
+            let cubin = prepare(|kernel| kernel.cubin = b"\x7fELF and so on".to_vec());
+            assert!(cubin.contains("cuModuleLoadData"), "{cubin}");
+        },
+    );
+}
