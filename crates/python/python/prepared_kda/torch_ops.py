@@ -1,0 +1,46 @@
+"""The step as a custom op, so that torch.compile sees one opaque call that writes its output and
+its pools. Imported by ``PreparedKda`` when its weights are torch's; the only file that imports
+torch."""
+
+from typing import Optional
+
+import torch
+
+from . import prepared
+
+
+@torch.library.custom_op(
+    "prepared_kda::step", mutates_args=("out", "conv_cache", "state")
+)
+def step(
+    layer: int,
+    projected: torch.Tensor,
+    out: torch.Tensor,
+    conv_cache: torch.Tensor,
+    state: torch.Tensor,
+    slots: torch.Tensor,
+    accepted: Optional[torch.Tensor],
+) -> None:
+    """One step of the layer with this handle; its weights are no arguments, for their addresses
+    are read at the launch. Shapes and dtypes as in ``PreparedKda.run``."""
+    found = prepared._layers.get(layer)
+    if found is None:
+        raise RuntimeError(f"layer {layer} is no longer alive")
+    found._launch(projected, out, conv_cache, state, slots, accepted)
+
+
+@step.register_fake
+def _(layer, projected, out, conv_cache, state, slots, accepted) -> None:
+    """Makes no tensor."""
+
+
+def current_stream(device: torch.device) -> int:
+    """torch's current stream of a CUDA device as a handle; 0 elsewhere."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+prepared._current_stream = current_stream
+prepared._is_compiling = torch.compiler.is_compiling
+prepared._step_op = torch.ops.prepared_kda.step

@@ -1,0 +1,404 @@
+//! From tensors by name to a `kda_runtime::Step`: dtypes, shapes, inner strides and places are
+//! checked here, lengths, alignment and overlap by the library.
+
+use kda_codegen::{CONV_WIDTH, ConvLayout, GATE_RANK, HEAD_DIM, StateDtype};
+use kda_runtime::{
+    Buffer, Config, ConvCache, Projected, Rows, Slots, StatePool, Step, StepKind, Weights,
+};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::{Outcome, value};
+use crate::tensor::{Dtype, Place, View, address_of};
+
+/// Which tensors a prepared object may be given.
+#[derive(Clone, Copy)]
+pub(crate) struct Home {
+    /// Ordinal of its device; `None` without one.
+    pub(crate) device: Option<i32>,
+    /// Whether the device reads host memory at its own address.
+    pub(crate) host_memory: bool,
+}
+
+impl Home {
+    fn admits(&self, name: &str, place: Place) -> Outcome<()> {
+        match place {
+            Place::Host if !self.host_memory => Err(value(format!(
+                "{name} is in host memory, expected memory of the device"
+            ))),
+            Place::Cuda(Some(found)) if self.device.is_some_and(|device| device != found) => {
+                Err(value(format!(
+                    "{name} is on cuda:{found}, expected cuda:{}",
+                    self.device.unwrap_or_default()
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One weight: kept alive, its address read at every launch.
+pub(crate) struct Weight {
+    object: Py<PyAny>,
+    name: &'static str,
+    dtype: Dtype,
+    elements: usize,
+    place: Place,
+}
+
+impl Weight {
+    /// A dense tensor of any shape.
+    pub(crate) fn new(
+        object: &Bound<'_, PyAny>,
+        name: &'static str,
+        dtype: Dtype,
+    ) -> Outcome<Weight> {
+        let view = View::of(object, name, dtype)?;
+        if !view.contiguous_from(0) {
+            return Err(value(format!("{name} is not contiguous")));
+        }
+        Ok(Weight {
+            object: object.clone().unbind(),
+            name,
+            dtype,
+            elements: view.elements(),
+            place: view.place,
+        })
+    }
+
+    fn buffer(&self, py: Python<'_>, home: &Home) -> Outcome<Buffer> {
+        home.admits(self.name, self.place)?;
+        let address = address_of(self.object.bind(py), self.name, self.dtype)?;
+        Ok(Buffer::new(address, self.elements))
+    }
+}
+
+/// A layer's weights.
+pub(crate) struct LayerWeights {
+    pub(crate) conv: Weight,
+    pub(crate) conv_bias: Option<Weight>,
+    pub(crate) f_b: Weight,
+    pub(crate) a_log: Weight,
+    pub(crate) dt_bias: Weight,
+    pub(crate) norm: Weight,
+}
+
+impl LayerWeights {
+    fn read(&self, py: Python<'_>, home: &Home) -> Outcome<Weights> {
+        let bias = self.conv_bias.as_ref();
+        Ok(Weights {
+            conv: self.conv.buffer(py, home)?,
+            conv_bias: bias.map(|bias| bias.buffer(py, home)).transpose()?,
+            f_b: self.f_b.buffer(py, home)?,
+            a_log: self.a_log.buffer(py, home)?,
+            dt_bias: self.dt_bias.buffer(py, home)?,
+            norm: self.norm.buffer(py, home)?,
+        })
+    }
+}
+
+/// The keyword arguments of a step.
+pub(crate) const OPERANDS: [&str; 12] = [
+    "projected",
+    "qkv",
+    "output_gate",
+    "f_a",
+    "beta",
+    "out",
+    "conv_cache",
+    "state",
+    "state_source",
+    "slots",
+    "accepted",
+    "tokens",
+];
+
+/// Reads the operands of one step by name.
+struct Named<'a, 'py> {
+    given: &'a Bound<'py, PyDict>,
+    home: &'a Home,
+}
+
+impl<'py> Named<'_, 'py> {
+    fn optional(&self, name: &str) -> Outcome<Option<Bound<'py, PyAny>>> {
+        Ok(self.given.get_item(name)?.filter(|found| !found.is_none()))
+    }
+
+    fn required(&self, name: &str) -> Outcome<Bound<'py, PyAny>> {
+        self.optional(name)?
+            .ok_or_else(|| PyTypeError::new_err(format!("{name} is missing")).into())
+    }
+
+    fn view(&self, object: &Bound<'py, PyAny>, name: &str, dtype: Dtype) -> Outcome<View> {
+        let view = View::of(object, name, dtype)?;
+        self.home.admits(name, view.place)?;
+        Ok(view)
+    }
+
+    /// `[rows, at least width]` with dense rows.
+    fn rows(&self, name: &str, width: usize) -> Outcome<(Rows, usize)> {
+        let view = self.view(&self.required(name)?, name, Dtype::Bf16)?;
+        match view.shape() {
+            [count, found] if *found >= width => Ok((rows(&view, name, *found)?, *count)),
+            found => Err(value(format!(
+                "{name} has shape {found:?}, expected [rows, {width}]"
+            ))),
+        }
+    }
+
+    /// A pool `[slots, ..inner]`, a slot dense; its slots.
+    fn pool(
+        &self,
+        object: &Bound<'py, PyAny>,
+        name: &str,
+        dtype: Dtype,
+        fits: impl Fn(&[usize]) -> bool,
+        expected: &str,
+    ) -> Outcome<(Rows, View)> {
+        let view = self.view(object, name, dtype)?;
+        match view.shape() {
+            [_, inner @ ..] if fits(inner) => {
+                let width = inner.iter().product();
+                Ok((rows(&view, name, width)?, view))
+            }
+            found => Err(value(format!(
+                "{name} has shape {found:?}, expected {expected}"
+            ))),
+        }
+    }
+}
+
+/// The memory of a tensor whose dimensions after the first are dense.
+fn rows(view: &View, name: &str, width: usize) -> Outcome<Rows> {
+    let elements = match view.reach(width) {
+        Some(elements) if view.contiguous_from(1) => elements,
+        _ => {
+            return Err(value(format!(
+                "{name} is not contiguous within an entry of its first dimension"
+            )));
+        }
+    };
+    Ok(Rows {
+        buffer: Buffer::new(view.address, elements),
+        stride: view.stride(width),
+    })
+}
+
+fn writable(view: &View, name: &str) -> Outcome<()> {
+    if view.read_only {
+        return Err(value(format!("{name} is written, but read-only")));
+    }
+    Ok(())
+}
+
+/// The step that `given` describes; its batch is the projection's first dimension.
+pub(crate) fn step(
+    config: &Config,
+    home: &Home,
+    weights: &LayerWeights,
+    given: &Bound<'_, PyDict>,
+) -> Outcome<Step> {
+    let py = given.py();
+    for name in given.keys() {
+        let name: String = name.extract()?;
+        if !OPERANDS.contains(&&name[..]) {
+            return Err(PyTypeError::new_err(format!("{name} is no operand: {OPERANDS:?}")).into());
+        }
+    }
+    let named = Named { given, home };
+    let heads = config.heads;
+    let dim = heads * HEAD_DIM;
+
+    let (projected, row_count, source) = if named.optional("projected")?.is_some() {
+        for part in &OPERANDS[1..5] {
+            if named.optional(part)?.is_some() {
+                return Err(value(format!("{part} was given beside projected")));
+            }
+        }
+        let (packed, count) = named.rows("projected", 4 * dim + GATE_RANK + heads)?;
+        let projected = Projected::packed(packed.buffer, packed.stride, heads);
+        (projected, count, "projected")
+    } else {
+        let (qkv, count) = named.rows("qkv", 3 * dim)?;
+        let part = |name, width| -> Outcome<Rows> {
+            let (rows, found) = named.rows(name, width)?;
+            if found != count {
+                return Err(value(format!("{name} has {found} rows, qkv has {count}")));
+            }
+            Ok(rows)
+        };
+        let projected = Projected {
+            qkv,
+            output_gate: part("output_gate", dim)?,
+            f_a: part("f_a", GATE_RANK)?,
+            beta: part("beta", heads)?,
+        };
+        (projected, count, "qkv")
+    };
+
+    let slots = named.view(&named.required("slots")?, "slots", Dtype::I32)?;
+    let columns = match slots.shape() {
+        [_] => 1,
+        [_, columns] => *columns,
+        found => {
+            return Err(value(format!(
+                "slots has shape {found:?}, expected [requests] or [requests, columns]"
+            )));
+        }
+    };
+    let slot_rows = rows(&slots, "slots", columns)?;
+
+    let accepted = named.optional("accepted")?;
+    let tokens = named.optional("tokens")?;
+    let tokens = tokens.map(|tokens| tokens.extract()).transpose()?;
+    let kind = match (&accepted, tokens) {
+        (None, None | Some(1)) => StepKind::Decode,
+        (None, Some(tokens)) => {
+            return Err(value(format!(
+                "accepted is missing in a step of {tokens} tokens a request"
+            )));
+        }
+        (Some(_), tokens) => StepKind::Verify(tokens.unwrap_or(columns)),
+    };
+    let per_request = kind.tokens();
+    if per_request == 0 || row_count % per_request != 0 {
+        return Err(value(format!(
+            "{source} has {row_count} rows, no multiple of {per_request} tokens"
+        )));
+    }
+    let accepted = accepted
+        .map(|object| -> Outcome<Buffer> {
+            let view = named.view(&object, "accepted", Dtype::I32)?;
+            match view.shape() {
+                [count] if view.contiguous_from(0) => Ok(Buffer::new(view.address, *count)),
+                [_] => Err(value("accepted is not contiguous".into())),
+                found => Err(value(format!(
+                    "accepted has shape {found:?}, expected [requests]"
+                ))),
+            }
+        })
+        .transpose()?;
+
+    let pools = pools(config, &named)?;
+
+    let out = named.view(&named.required("out")?, "out", Dtype::Bf16)?;
+    writable(&out, "out")?;
+    let out = match out.shape() {
+        [_, width] if *width == dim => rows(&out, "out", dim)?,
+        found => {
+            return Err(value(format!(
+                "out has shape {found:?}, expected [rows, {dim}]"
+            )));
+        }
+    };
+
+    Ok(Step {
+        kind,
+        requests: row_count / per_request,
+        projected,
+        weights: weights.read(py, home)?,
+        conv_cache: pools.conv_cache,
+        state: pools.state,
+        state_source: pools.state_source,
+        pool_slots: pools.slots,
+        slots: Slots {
+            buffer: slot_rows.buffer,
+            stride: slot_rows.stride,
+            columns,
+        },
+        accepted,
+        out,
+    })
+}
+
+/// The pools of a step.
+struct Pools {
+    conv_cache: ConvCache,
+    state: StatePool,
+    state_source: Option<StatePool>,
+    slots: usize,
+}
+
+fn pools(config: &Config, named: &Named<'_, '_>) -> Outcome<Pools> {
+    let heads = config.heads;
+    let dim = heads * HEAD_DIM;
+    let state_dtype = match config.state_dtype {
+        StateDtype::F32 => Dtype::F32,
+        StateDtype::Bf16 => Dtype::Bf16,
+    };
+    let state_expected = format!("[slots, {heads}, {HEAD_DIM}, {HEAD_DIM}]");
+    let state_pool = |object: &Bound<'_, PyAny>, name: &str| {
+        let fits = |inner: &[usize]| *inner == [heads, HEAD_DIM, HEAD_DIM];
+        named.pool(object, name, state_dtype, fits, &state_expected)
+    };
+    let (state, state_view) = state_pool(&named.required("state")?, "state")?;
+    writable(&state_view, "state")?;
+    let pool_slots = state_view.shape()[0];
+    let same_slots = |name: &str, view: &View| match view.shape()[0] {
+        found if found == pool_slots => Ok(()),
+        found => Err(value(format!(
+            "{name} has {found} slots, state has {pool_slots}"
+        ))),
+    };
+    let state_source = named
+        .optional("state_source")?
+        .map(|object| -> Outcome<StatePool> {
+            let (source, view) = state_pool(&object, "state_source")?;
+            same_slots("state_source", &view)?;
+            Ok(pool_of(source))
+        })
+        .transpose()?;
+
+    let token_first = config.conv_layout == ConvLayout::TokenFirst;
+    let (conv, conv_view) = named.pool(
+        &named.required("conv_cache")?,
+        "conv_cache",
+        Dtype::Bf16,
+        |inner| match inner {
+            [_, channels] if token_first => *channels == 3 * dim,
+            [channels, _] if !token_first => *channels == 3 * dim,
+            _ => false,
+        },
+        &if token_first {
+            format!("[slots, length, {}]", 3 * dim)
+        } else {
+            format!("[slots, {}, length]", 3 * dim)
+        },
+    )?;
+    writable(&conv_view, "conv_cache")?;
+    same_slots("conv_cache", &conv_view)?;
+    Ok(Pools {
+        conv_cache: ConvCache {
+            buffer: conv.buffer,
+            slot_stride: conv.stride,
+            length: conv_view.shape()[if token_first { 1 } else { 2 }],
+        },
+        state: pool_of(state),
+        state_source,
+        slots: pool_slots,
+    })
+}
+
+/// Checks the pools that `given` names.
+pub(crate) fn check_caches(config: &Config, home: &Home, given: &Bound<'_, PyDict>) -> Outcome<()> {
+    pools(config, &Named { given, home }).map(|_| ())
+}
+
+fn pool_of(rows: Rows) -> StatePool {
+    StatePool {
+        buffer: rows.buffer,
+        slot_stride: rows.stride,
+    }
+}
+
+/// Checks the decode layout `[3, 4, dim]` of a conv weight.
+pub(crate) fn conv_weight(object: &Bound<'_, PyAny>) -> Outcome<Weight> {
+    let view = View::of(object, "conv", Dtype::F32)?;
+    match view.shape() {
+        [3, CONV_WIDTH, dim] if dim % HEAD_DIM == 0 => Weight::new(object, "conv", Dtype::F32),
+        found => Err(value(format!(
+            "conv has shape {found:?}, expected [3, {CONV_WIDTH}, dim], the decode layout"
+        ))),
+    }
+}

@@ -1,0 +1,159 @@
+//! Reads the settings that `prepared_kda/settings.py` declares, and where kernels come from.
+
+use std::path::PathBuf;
+
+use kda_codegen::{Arch, EarlyReads, Mode};
+use kda_runtime::{
+    Config, DiskCache, Gate, KernelBundle, KernelSources, Policies, Policy, StepKind,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::error::{Outcome, value};
+
+/// Fields of `prepared_kda.Config`.
+#[derive(FromPyObject)]
+pub(crate) struct ConfigFields {
+    heads: usize,
+    conv_bias: bool,
+    conv_layout: String,
+    lower_bound: Option<f32>,
+    null_rule: String,
+    state_dtype: String,
+    early_reads: String,
+    scale: f32,
+    eps: f32,
+}
+
+impl ConfigFields {
+    pub(crate) fn config(&self) -> Outcome<Config> {
+        Ok(Config {
+            heads: self.heads,
+            conv_bias: self.conv_bias,
+            conv_layout: self.conv_layout.parse()?,
+            gate: self.lower_bound.map_or(Gate::Softplus, Gate::LowerBound),
+            null_rule: self.null_rule.parse()?,
+            state_dtype: self.state_dtype.parse()?,
+            early_reads: self.early_reads.parse()?,
+            scale: self.scale,
+            eps: self.eps,
+        })
+    }
+}
+
+/// Fields of `prepared_kda.Policy`.
+#[derive(FromPyObject)]
+pub(crate) struct PolicyFields {
+    verify_tokens: usize,
+    max_requests: Option<usize>,
+    mode: Option<String>,
+}
+
+pub(crate) fn kind_of(verify_tokens: usize) -> StepKind {
+    match verify_tokens {
+        0 => StepKind::Decode,
+        tokens => StepKind::Verify(tokens),
+    }
+}
+
+pub(crate) fn policies_of(
+    arch: Arch,
+    config: &Config,
+    fields: &[PolicyFields],
+) -> Outcome<Policies> {
+    let mut all = Policies::default();
+    for field in fields {
+        let kind = kind_of(field.verify_tokens);
+        let measured = || measured(arch, config.heads, config.early_reads, kind);
+        let (mode, most) = match (&field.mode, field.max_requests) {
+            (Some(mode), most) => (mode.parse()?, most),
+            (None, None) => {
+                all.0.extend(measured().0);
+                continue;
+            }
+            (None, Some(most)) => (mode_for(&measured(), most)?, Some(most)),
+        };
+        match most {
+            None => all.0.extend(Policies::single(&[kind], mode).0),
+            Some(max_requests) => all.0.push(Policy {
+                kind,
+                max_requests,
+                mode,
+            }),
+        }
+    }
+    Ok(all)
+}
+
+fn measured(arch: Arch, heads: usize, early_reads: EarlyReads, kind: StepKind) -> Policies {
+    Policies::for_device(arch, heads.max(1), early_reads, &[kind])
+}
+
+/// The mode that serves `requests`.
+fn mode_for(policies: &Policies, requests: usize) -> Outcome<Mode> {
+    let serving = policies
+        .0
+        .iter()
+        .find(|policy| requests <= policy.max_requests);
+    serving.map(|policy| policy.mode).ok_or_else(|| {
+        let most = policies.0.iter().map(|policy| policy.max_requests).max();
+        let most = most.unwrap_or(0);
+        value(format!(
+            "max_requests is {requests}, at most {most} allowed"
+        ))
+    })
+}
+
+/// Where kernels come from, as keyword arguments.
+pub(crate) struct SourceFields<'py> {
+    pub(crate) bundle: Option<Bound<'py, PyAny>>,
+    pub(crate) cache_folder: Option<PathBuf>,
+    pub(crate) nvrtc_folder: Option<PathBuf>,
+    pub(crate) compile: bool,
+}
+
+impl SourceFields<'_> {
+    pub(crate) fn sources(self, py: Python<'_>) -> Outcome<KernelSources> {
+        let mut all = KernelSources::new();
+        if let Some(bundle) = self.bundle {
+            all = all.bundle(match bundle.cast::<PyBytes>() {
+                Ok(bytes) => KernelBundle::from_bytes(bytes.as_bytes().to_vec())?,
+                Err(_) => KernelBundle::from_path(&bundle.extract::<PathBuf>()?)?,
+            });
+        }
+        all = match self.cache_folder {
+            Some(folder) if folder.as_os_str() == "off" => all,
+            Some(folder) => all.disk_cache(DiskCache::at(folder)),
+            None => all.disk_cache(DiskCache::from_environment()),
+        };
+        if self.compile {
+            all = all.nvrtc(&match self.nvrtc_folder {
+                Some(folder) => vec![folder],
+                None => own_nvrtc(py)?,
+            });
+        }
+        Ok(all)
+    }
+}
+
+/// The libnvrtc of this interpreter's packages: an interpreter that is neither on `PATH` nor in
+/// `VIRTUAL_ENV` is not found by the library. A named one goes before it.
+fn own_nvrtc(py: Python<'_>) -> Outcome<Vec<PathBuf>> {
+    if std::env::var_os(kda_codegen::nvrtc::LIBRARY_VARIABLE).is_some() {
+        return Ok(Vec::new());
+    }
+    let path = py.import("sys")?.getattr("path")?;
+    let mut folders = Vec::new();
+    for entry in path.try_iter()? {
+        let Ok(entry) = entry?.extract::<PathBuf>() else {
+            continue;
+        };
+        for package in ["cu13", "cuda_nvrtc"] {
+            let folder = entry.join("nvidia").join(package).join("lib");
+            if folder.is_dir() {
+                folders.push(folder);
+            }
+        }
+    }
+    Ok(folders)
+}
