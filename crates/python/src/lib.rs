@@ -12,18 +12,18 @@ mod tensor;
 
 use std::path::PathBuf;
 
-use kda_codegen::{Arch, Resources};
+use kda_codegen::{Arch, Nvrtc, Resources};
 use kda_runtime::{
     Config, Device, FaultKind, Kernels, Origin, PreparedKda, StepKind, Stream, encode_bundle,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use error::{Outcome, guarded};
 use operands::{Home, LayerWeights, OPERANDS, Weight};
-use settings::{ConfigFields, PolicyFields, SourceFields, policies_of};
+use settings::{ConfigFields, PolicyFields, SourceFields, nvrtc_folders, policies_of};
 use tensor::Dtype;
 
 /// A layer's weights, read at every launch from where they are then.
@@ -400,42 +400,43 @@ impl Plan {
             compile,
         };
         guarded(|| {
-            self.find(py, fields)?
+            let sources = fields.sources(py)?;
+            py.detach(|| sources.kernels(self.0.kernels()))?
                 .iter()
                 .map(|k| kernel_of(&k.entry, &k.spec, k.key, k.origin, k.resources))
                 .collect()
         })
     }
 
-    #[pyo3(signature = (*, cache_folder=None, nvrtc_folder=None))]
+    #[pyo3(signature = (*, nvrtc_folder=None, ptx=false))]
     fn bundle<'py>(
         &self,
         py: Python<'py>,
-        cache_folder: Option<PathBuf>,
         nvrtc_folder: Option<PathBuf>,
+        ptx: bool,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let fields = SourceFields {
-            bundle: None,
-            cache_folder,
-            nvrtc_folder,
-            compile: true,
-        };
         guarded(|| {
-            let kernels = self.find(py, fields)?;
-            Ok(PyBytes::new(py, &encode_bundle(&kernels)?))
+            let folders = nvrtc_folders(py, nvrtc_folder)?;
+            let bytes = py.detach(|| -> Result<Vec<u8>, kda_runtime::Error> {
+                let nvrtc = Nvrtc::load(&folders)?;
+                let kernel = |spec| {
+                    let compiled = nvrtc.compile(spec)?;
+                    if ptx {
+                        kda_runtime::Kernel::ptx(&compiled)
+                    } else {
+                        kda_runtime::Kernel::compiled(&compiled)
+                    }
+                };
+                let kernels: Result<Vec<_>, _> = self.0.kernels().iter().map(kernel).collect();
+                encode_bundle(&kernels?)
+            })?;
+            Ok(PyBytes::new(py, &bytes))
         })
     }
 
     #[getter]
     fn policies(&self) -> Vec<PolicyRow> {
         self.0.policies().map(policy_row).collect()
-    }
-}
-
-impl Plan {
-    fn find(&self, py: Python<'_>, fields: SourceFields<'_>) -> Outcome<Vec<kda_runtime::Kernel>> {
-        let sources = fields.sources(py)?;
-        Ok(py.detach(|| sources.kernels(self.0.kernels()))?)
     }
 }
 
@@ -452,6 +453,6 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Kernel>()?;
     module.add_class::<Faults>()?;
     module.add_class::<Launch>()?;
-    module.add("OPERANDS", OPERANDS)?;
+    module.add("OPERANDS", PyTuple::new(py, OPERANDS)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

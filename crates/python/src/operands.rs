@@ -140,7 +140,17 @@ impl<'py> Named<'_, 'py> {
     fn rows(&self, name: &str, width: usize) -> Outcome<(Rows, usize)> {
         let view = self.view(&self.required(name)?, name, Dtype::Bf16)?;
         match view.shape() {
-            [count, found] if *found >= width => Ok((rows(&view, name, *found)?, *count)),
+            [count, found] if *found >= width => {
+                let rows = rows(&view, name, *found)?;
+                // The library checks each part of a packed row, not that rows lie apart.
+                if rows.stride < width as i64 {
+                    return Err(value(format!(
+                        "{name} has a stride of {} elements, {width} needed",
+                        rows.stride
+                    )));
+                }
+                Ok((rows, *count))
+            }
             found => Err(value(format!(
                 "{name} has shape {found:?}, expected [rows, {width}]"
             ))),

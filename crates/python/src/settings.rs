@@ -127,18 +127,19 @@ impl SourceFields<'_> {
             None => all.disk_cache(DiskCache::from_environment()),
         };
         if self.compile {
-            all = all.nvrtc(&match self.nvrtc_folder {
-                Some(folder) => vec![folder],
-                None => own_nvrtc(py)?,
-            });
+            all = all.nvrtc(&nvrtc_folders(py, self.nvrtc_folder)?);
         }
         Ok(all)
     }
 }
 
-/// The libnvrtc of this interpreter's packages: an interpreter that is neither on `PATH` nor in
-/// `VIRTUAL_ENV` is not found by the library. A named one goes before it.
-fn own_nvrtc(py: Python<'_>) -> Outcome<Vec<PathBuf>> {
+/// Where to look for libnvrtc first: the given folder, else this interpreter's packages, which the
+/// library finds only through `PATH` and `VIRTUAL_ENV`. A library that the environment names goes
+/// before them.
+pub(crate) fn nvrtc_folders(py: Python<'_>, given: Option<PathBuf>) -> Outcome<Vec<PathBuf>> {
+    if let Some(folder) = given {
+        return Ok(vec![folder]);
+    }
     if std::env::var_os(kda_codegen::nvrtc::LIBRARY_VARIABLE).is_some() {
         return Ok(Vec::new());
     }

@@ -144,11 +144,22 @@ impl View {
         for (into, size) in view.shape.iter_mut().zip(shape) {
             *into = size.extract()?;
         }
+        // A size of 0 counts as 1: products of any part of the shape fit too.
+        let count = view
+            .shape
+            .iter()
+            .try_fold(1usize, |n, &size| n.checked_mul(size.max(1)));
+        if count.is_none_or(|count| count > i64::MAX as usize) {
+            return Err(value(format!(
+                "{name} has shape {:?}, too many elements",
+                view.shape()
+            )));
+        }
         let Some(strides) = strides else {
             let mut stride = 1;
             for (into, size) in view.strides[..rank].iter_mut().zip(view.shape).rev() {
                 *into = stride;
-                stride *= size as i64;
+                stride *= size.max(1) as i64;
             }
             return Ok(view);
         };

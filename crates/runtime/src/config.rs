@@ -53,7 +53,8 @@ impl Config {
             null_rule: NullRule::NonPositive,
             state_dtype: StateDtype::F32,
             early_reads: EarlyReads::Weights,
-            scale: 0.088_388_35,
+            // 128^−½, to the last bit.
+            scale: std::f32::consts::SQRT_2 / 16.0,
             eps: 1e-5,
         }
     }
@@ -240,5 +241,15 @@ impl Policies {
             }
         }
         Policies(policies)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Config;
+
+    #[test]
+    fn the_scale_is_the_nearest_f32() {
+        assert_eq!(Config::kimi_k3(1).scale, 128f64.powf(-0.5) as f32);
     }
 }

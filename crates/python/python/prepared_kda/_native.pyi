@@ -230,13 +230,9 @@ class Plan:
     ) -> List[Kernel]:
         """Gets every kernel, from where ``Kda`` would, which fills the disk cache."""
 
-    def bundle(
-        self,
-        *,
-        cache_folder: Optional[_Path] = None,
-        nvrtc_folder: Optional[_Path] = None,
-    ) -> bytes:
-        """A bundle of every kernel, for ``bundle`` of ``Kda`` on a machine without libnvrtc."""
+    def bundle(self, *, nvrtc_folder: Optional[_Path] = None, ptx: bool = False) -> bytes:
+        """Compiles every kernel into a bundle, for ``bundle`` of ``Kda`` on a machine without
+        libnvrtc; ``ptx``: as PTX, for the emulated driver."""
 
     @property
     def policies(self) -> List[Tuple[int, int, int]]:
