@@ -8,16 +8,16 @@ import json
 import math
 import os
 import pathlib
+import pickle
 import struct
+import subprocess
+import sys
 import types
 
 import prepared_kda
 
-FIXTURES = pathlib.Path(
-    os.environ.get(
-        "KDA_FIXTURES", pathlib.Path(__file__).resolve().parents[3] / "tests" / "fixtures"
-    )
-)
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+FIXTURES = ROOT / "tests" / "fixtures"
 BYTES = {"float32": 4, "bfloat16": 2, "int32": 4, "int64": 8, "float16": 2}
 CODES = {"float32": "f", "bfloat16": "H", "int32": "i", "int64": "q", "float16": "H"}
 
@@ -363,10 +363,27 @@ def fixtures():
     return [Fixture(path) for path in paths]
 
 
+COMPILE = """
+import pickle, sys
+import prepared_kda
+arch, config, policies = pickle.load(sys.stdin.buffer)
+sys.stdout.buffer.write(prepared_kda.Plan(arch, config, policies).bundle(ptx=True))
+"""
+
+
 @functools.lru_cache(maxsize=None)
 def ptx(arch, config, policies):
-    """A bundle of PTX, which is what the emulated driver runs."""
-    return prepared_kda.Plan(arch, config, list(policies)).bundle(ptx=True)
+    """A bundle of PTX, which is what the emulated driver runs. Made in a process of its own, for a
+    libnvrtc that torch brought may write newer PTX than that driver takes."""
+    environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+    made = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        input=pickle.dumps((arch, config, list(policies))),
+        stdout=subprocess.PIPE,
+        env=environment,
+        check=True,
+    )
+    return made.stdout
 
 
 def sources(config, policies, arch="sm_90a"):
@@ -375,3 +392,11 @@ def sources(config, policies, arch="sm_90a"):
         bundle = ptx(arch, config, tuple(policies))
         return dict(bundle=bundle, cache_folder="off", compile=False)
     return dict(cache_folder="off")
+
+
+def documented():
+    """The Python examples of the embedding page."""
+    page = (ROOT / "docs" / "embedding.md").read_text()
+    found = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
+    assert len(found) >= 2, found
+    return found

@@ -224,6 +224,11 @@ class Refusals(unittest.TestCase):
 class Capture(unittest.TestCase):
     def begin(self, stream):
         driver().call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 0)
+        # A capture left open by a failure would fail every later test.
+        unused = ctypes.c_void_p()
+        self.addCleanup(
+            driver().code, "cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(unused)
+        )
 
     def end(self, stream):
         graph = ctypes.c_void_p()

@@ -7,6 +7,7 @@ import unittest
 
 import prepared_kda
 from prepared_kda import _native
+from support import documented
 
 STUB = pathlib.Path(prepared_kda.__file__).with_name("_native.pyi")
 
@@ -80,6 +81,16 @@ class Stub(unittest.TestCase):
 
     def test_the_package_is_marked_as_typed(self):
         self.assertTrue(STUB.with_name("py.typed").exists())
+
+
+class Documentation(unittest.TestCase):
+    def test_the_documented_examples_use_what_exists(self):
+        for text in documented():
+            tree = ast.parse(text)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom) and node.module == "prepared_kda":
+                    for alias in node.names:
+                        self.assertTrue(hasattr(prepared_kda, alias.name), alias.name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+//! The Python package: its own tests, run by `python3` on the extension built with this test, without
+//! a driver and on the emulated one. Nothing is installed.
+
+#![cfg(target_os = "linux")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kda_tests::kernels::load_nvrtc;
+
+// The extension and the emulated driver are dependencies that no test names, so that they are built
+// and not linked: the extension needs Python's symbols.
+
+/// A folder laid out as the wheel, and one with the emulated driver.
+struct Site {
+    folder: PathBuf,
+}
+
+impl Site {
+    fn new(name: &str) -> Site {
+        let folder =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        let built = std::env::current_exe().unwrap();
+        let built = built.parent().unwrap();
+        let package = folder.join("site/prepared_kda");
+        fs::create_dir_all(&package).unwrap();
+        for file in fs::read_dir(crate_folder().join("python/prepared_kda")).unwrap() {
+            let file = file.unwrap();
+            if file.file_type().unwrap().is_file() {
+                fs::copy(file.path(), package.join(file.file_name())).unwrap();
+            }
+        }
+        symlink(
+            built.join("libprepared_kda.so"),
+            package.join("_native.abi3.so"),
+        )
+        .unwrap();
+        let driver = folder.join("driver");
+        fs::create_dir(&driver).unwrap();
+        for name in ["libcuda.so.1", "libcuda.so"] {
+            symlink(built.join("libkda_emulated_cuda.so"), driver.join(name)).unwrap();
+        }
+        Site { folder }
+    }
+
+    fn python(&self) -> Command {
+        let mut python = Command::new("python3");
+        python
+            .current_dir(crate_folder().join("tests"))
+            .env("PYTHONPATH", self.folder.join("site"))
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("KDA_CACHE", self.folder.join("cache"))
+            .env_remove("LD_LIBRARY_PATH");
+        // Where `load_nvrtc` put it, unless it is installed.
+        let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/nvrtc");
+        if std::env::var_os("KDA_NVRTC").is_none() && fetched.is_dir() {
+            python.env("KDA_NVRTC", fetched);
+        }
+        python
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn crate_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/python")
+}
+
+/// Runs the tests of `modules` and returns what they said.
+fn unittest(python: &mut Command, modules: &[&str]) -> String {
+    let ran = python
+        .args(["-m", "unittest"])
+        .args(modules)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success(), "{}: {said}", ran.status);
+    let count = said.lines().find(|line| line.starts_with("Ran "));
+    assert!(
+        count.is_some_and(|line| !line.starts_with("Ran 0 ")),
+        "{said}"
+    );
+    said
+}
+
+#[test]
+fn settings_checks_kernels_and_stubs_need_no_driver() {
+    load_nvrtc().unwrap();
+    let site = Site::new("python-plan");
+    unittest(&mut site.python(), &["test_plan", "test_stub"]);
+}
+
+#[test]
+fn steps_on_the_emulated_driver_equal_the_golden_vectors() {
+    load_nvrtc().unwrap();
+    let site = Site::new("python-driver");
+    let mut python = site.python();
+    python
+        .env("LD_LIBRARY_PATH", site.folder.join("driver"))
+        .env("KDA_REQUIRE_DRIVER", "1");
+    let said = unittest(&mut python, &["test_driver", "test_torch"]);
+    eprintln!("{}", said.lines().last().unwrap_or_default());
+}
