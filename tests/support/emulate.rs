@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 
-use crate::{Buffers, Case, Executor, Faults};
 use kda_codegen::operands::{FaultRecord, PARAMETERS, Parameter};
 use kda_codegen::{Arch, EarlyReads, KernelSpec};
 use kda_emulator::{Launch, Memory, Module, Options, Param};
@@ -13,9 +12,11 @@ use kda_runtime::{Plan, Planned, Policies};
 use crate::kernels::{KernelCache, Kernels};
 use crate::placed;
 use crate::rng::Rng;
+use crate::spread::Spread;
+use crate::{Buffers, Case, Executor, Faults};
 
-/// Address distance between regions: far more than any of them holds.
-const REGION_STRIDE: u64 = 1 << 32;
+/// Address distance between regions: far more than any of them holds, spread out or not.
+const REGION_STRIDE: u64 = 1 << 51;
 
 /// Runs cases in the emulator, as the kernels of one architecture.
 pub struct EmulatorExecutor<K = KernelCache> {
@@ -25,6 +26,8 @@ pub struct EmulatorExecutor<K = KernelCache> {
     /// Seed of the case that ran last, and how often each mode has run it.
     last: Option<u64>,
     runs: HashMap<String, u64>,
+    seed: u64,
+    spread: Option<Spread>,
 }
 
 impl<K: Kernels> EmulatorExecutor<K> {
@@ -36,7 +39,15 @@ impl<K: Kernels> EmulatorExecutor<K> {
             modules: HashMap::new(),
             last: None,
             runs: HashMap::new(),
+            seed: 0,
+            spread: None,
         }
+    }
+
+    /// Other schedules than those of seed 0.
+    pub fn seed(mut self, seed: u64) -> EmulatorExecutor<K> {
+        self.seed = seed;
+        self
     }
 
     /// Seed of the order in which warps run and of what early reads see: another one each time a
@@ -49,10 +60,15 @@ impl<K: Kernels> EmulatorExecutor<K> {
         }
         let run = self.runs.entry(mode.to_owned()).or_default();
         *run += 1;
-        let text = mode.bytes().fold(0u64, |hash, byte| {
+        let text = mode.bytes().fold(self.seed, |hash, byte| {
             hash.wrapping_mul(31).wrapping_add(byte.into())
         });
         Rng::stream(case.seed ^ text, 30 + *run).word()
+    }
+
+    /// Lays the slots and rows of every case far apart from now on.
+    pub fn spread(&mut self, spread: impl Into<Option<Spread>>) {
+        self.spread = spread.into();
     }
 
     fn module(&mut self, spec: &KernelSpec) -> Result<(String, Arc<Module>), Box<dyn Error>> {
@@ -119,7 +135,11 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
             REGION_STRIDE * (index as u64 + 1)
         };
         let faults_address = place("faults");
-        let step = placed::step(case, buffers, place);
+        let mut step = placed::step(case, buffers, place);
+        if let Some(spread) = &self.spread {
+            spread.step(case, &mut step);
+        }
+        let pool_slots = step.pool_slots as i32;
         let Some(planned) = plan.step(&step, faults_address)? else {
             return Ok(None);
         };
@@ -128,8 +148,11 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
         let mut memory = Memory::new();
         for (name, region) in buffers.regions() {
             // The operand alone exists: its guards are out of bounds.
-            let range = (region.offset as u64, region.data().to_vec());
-            memory.add_sparse(name, place(name), region.bytes.len() as u64, vec![range]);
+            let ranges = match &self.spread {
+                None => vec![(region.offset as u64, region.data().to_vec())],
+                Some(spread) => spread.ranges(case, name, region),
+            };
+            memory.add_sparse(name, place(name), REGION_STRIDE, ranges);
             match name {
                 "conv_cache" | "state_pool" | "out" => {}
                 _ => memory.set_read_only(name),
@@ -154,12 +177,16 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
         if parsed.slot_hints {
             // Hints may read slots early; what they read may be anything.
             memory.allow_early_reads("slots");
-            let pool = case.shape.pool_slots as i32;
-            let values = [1, -1, pool, 0, i32::MAX, pool - 1, i32::MIN];
-            let stale: Vec<u8> = (0..buffers.slots.len / 4)
-                .flat_map(|i| values[i.wrapping_add(seed as usize) % values.len()].to_le_bytes())
-                .collect();
-            options = options.early_poison("slots", stale);
+            if self.spread.is_none() {
+                let pool = pool_slots;
+                let values = [1, -1, pool, 0, i32::MAX, pool - 1, i32::MIN];
+                let stale: Vec<u8> = (0..buffers.slots.len / 4)
+                    .flat_map(|i| {
+                        values[i.wrapping_add(seed as usize) % values.len()].to_le_bytes()
+                    })
+                    .collect();
+                options = options.early_poison("slots", stale);
+            }
         }
         module.launch(
             &mut memory,
@@ -174,8 +201,13 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
             &options,
         )?;
         for (name, region) in buffers.regions_mut() {
-            let bytes = memory.read(name).to_vec();
-            region.data_mut().copy_from_slice(&bytes);
+            match &self.spread {
+                None => {
+                    let bytes = memory.read(name);
+                    region.data_mut().copy_from_slice(bytes);
+                }
+                Some(spread) => spread.gather(case, name, &memory.ranges(name), region),
+            }
         }
         let record = memory.read("faults");
         let word = |at: usize| u32::from_le_bytes(record[at..at + 4].try_into().expect("4 bytes"));

@@ -42,6 +42,7 @@ pub mod placed;
 mod property;
 pub mod rng;
 mod slots;
+mod spread;
 mod strategy;
 
 pub use buffers::{Buffers, GUARD, POISON_BF16, POISON_F32, Region};
@@ -53,4 +54,5 @@ pub use executor::{Executor, Faults, ReferenceExecutor};
 pub use limits::Limits;
 pub use mismatch::{Mismatch, Requirement};
 pub use property::{COVERING_CASES, Share, Summary, judge, replay, run_property, run_share};
+pub use spread::Spread;
 pub use strategy::case_strategy;
