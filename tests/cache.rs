@@ -565,9 +565,9 @@ fn abandoned_files_are_removed() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_is_a_warning() {
+fn c38_a_cache_that_cannot_be_written_is_a_warning() {
     let _alone = alone();
-    if !nvrtc_or_skip("a_cache_that_cannot_be_written_is_a_warning") {
+    if !nvrtc_or_skip("c38_a_cache_that_cannot_be_written_is_a_warning") {
         return;
     }
     let folder = Folder::new("unwritable");
@@ -584,6 +584,70 @@ fn a_cache_that_cannot_be_written_is_a_warning() {
         assert_eq!(said.len(), 1, "{said:?}");
         assert!(said[0].contains("is not cached in"), "{said:?}");
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn c38_a_folder_of_others_is_not_used() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+    let _alone = alone();
+    let folder = Folder::new("others");
+    let cache = DiskCache::at(&folder.0);
+    let kernel = kernel_of(&specs(1)[0], 1000);
+    cache.store(&kernel).unwrap();
+    let inner = only_file(&cache).parent().unwrap().to_owned();
+    let found = || cache.load(&kernel.spec, None).unwrap().is_some();
+    assert!(found());
+    for place in [&folder.0, &inner] {
+        let mode = fs::metadata(place).unwrap().permissions();
+        fs::set_permissions(place, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(!found(), "{}", place.display());
+        let error = cache.store(&kernel).unwrap_err().to_string();
+        assert!(error.ends_with("may be written by every user"), "{error}");
+        fs::set_permissions(place, mode).unwrap();
+        assert!(found());
+    }
+    // Only root can give a folder away.
+    let own = fs::metadata(&folder.0).unwrap().uid();
+    for place in [&folder.0, &inner] {
+        if own != 0 {
+            assert!(chown(place, Some(own + 1), None).is_err());
+            continue;
+        }
+        chown(place, Some(12_345), None).unwrap();
+        assert!(!found(), "{}", place.display());
+        let error = cache.store(&kernel).unwrap_err().to_string();
+        assert!(error.ends_with("belongs to another user"), "{error}");
+        chown(place, Some(own), None).unwrap();
+        assert!(found());
+    }
+}
+
+#[test]
+fn c38_without_a_home_there_is_no_cache() {
+    let folder = Folder::new("homeless");
+    all_succeed(vec![
+        child("homeless", &folder.0)
+            .env_remove("HOME")
+            .env_remove("XDG_CACHE_HOME")
+            .env_remove("LOCALAPPDATA")
+            .env_remove("KDA_CACHE")
+            .spawn()
+            .unwrap(),
+    ]);
+}
+
+#[test]
+fn c38_shipped_kernels_write_no_file() {
+    let folder = Folder::new("shipped");
+    let place = folder.0.join("cache");
+    let spec = specs(1)[0];
+    let sources = sources_of(encode_bundle(&[kernel_of(&spec, 10)]).unwrap())
+        .unwrap()
+        .disk_cache(DiskCache::at(&place))
+        .nvrtc(&[]);
+    assert_eq!(sources.kernel(&spec).unwrap().origin, Origin::Bundle);
+    assert!(!place.exists());
 }
 
 #[test]
@@ -762,6 +826,7 @@ fn child_process() {
             assert_eq!(warnings(), Vec::<String>::new());
             println!("{error}");
         }
+        "homeless" => assert_eq!(DiskCache::from_environment(), None),
         "lazy" => {
             let spec = specs(1)[0];
             let bundle =
@@ -815,7 +880,7 @@ fn ten_processes_share_a_cache() {
 
 #[cfg(unix)]
 #[test]
-fn a_full_disk_leaves_nothing() {
+fn c38_a_full_disk_leaves_nothing() {
     let folder = Folder::new("full");
     let child = child("full", &folder.0);
     // A file-size limit fails a write half way, as a full disk does.

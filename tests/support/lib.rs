@@ -25,6 +25,7 @@
 
 mod buffers;
 mod case;
+pub mod cases;
 mod check;
 mod coverage;
 pub mod cuda;
@@ -40,8 +41,10 @@ mod locate;
 mod mismatch;
 pub mod placed;
 mod property;
+pub mod replay;
 pub mod rng;
 mod slots;
+pub mod soak;
 mod spread;
 mod strategy;
 

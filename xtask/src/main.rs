@@ -2,9 +2,11 @@
 
 mod agree;
 mod bench;
+mod cases;
 mod demo;
 mod generate;
 mod mutate;
+mod soak;
 mod test;
 mod validate;
 
@@ -39,6 +41,10 @@ enum Verb {
     /// Prove every barrier, wait, fence and bounds check of the templates necessary: delete each
     /// and expect the emulated validation to fail
     Mutate(mutate::Options),
+    /// Serve random requests for minutes, every step compared with the oracle
+    Soak(soak::Options),
+    /// List the cases that users met, and the tests that bear their ids
+    Cases,
     /// Time steps on the GPU: layers in one graph, cold caches, checked outputs
     Bench(bench::Options),
 }
@@ -51,6 +57,8 @@ fn main() -> ExitCode {
         Verb::Validate(options) => validate::run(&options),
         Verb::Test(options) => test::run(&options),
         Verb::Mutate(options) => mutate::run(&options),
+        Verb::Soak(options) => soak::run(&options),
+        Verb::Cases => cases::run(),
         Verb::Bench(options) => bench::run(&options),
     };
     match result {

@@ -8,7 +8,7 @@ use clap::Args;
 use kda_codegen::{Arch, KernelSpec};
 use kda_runtime::{Config, Plan, Policies, StepKind};
 
-use crate::{mutate, validate};
+use crate::{mutate, soak, validate};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::placed;
 
@@ -29,6 +29,9 @@ pub struct Options {
     /// Random cases for each identity check in the emulator
     #[arg(long, default_value_t = 3)]
     emulated_identity: u64,
+    /// Steps of each of two soaked worlds: a minute on two cores
+    #[arg(long, default_value_t = 300)]
+    soak_steps: u64,
 }
 
 /// Runs each part and stops at the first that fails.
@@ -84,6 +87,19 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         (emulated.cases, emulated.identity, emulated.fixtures) = (24, 1, false);
         validate::run(&emulated)?;
     }
+    println!("   {:.0} s", started.elapsed().as_secs_f64());
+
+    let started = part("a soak in the emulator");
+    soak::run(&soak::Options {
+        minutes: 0.0,
+        steps: Some(options.soak_steps),
+        emulate: true,
+        arch: Arch::Sm90a,
+        heads: 1,
+        worlds: 2,
+        lifetime: options.soak_steps.div_ceil(2),
+        seed: SEED,
+    })?;
     println!("   {:.0} s", started.elapsed().as_secs_f64());
     println!("all passed");
     Ok(())

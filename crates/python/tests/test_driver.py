@@ -355,7 +355,7 @@ class DropIn(unittest.TestCase):
         other = self.prepared(fixture, attention).prepare_caches(caches)
         self.assertIsNot(other.kda, layers[0].kda)
 
-    def test_refreshed_weights_are_used_at_the_same_addresses(self):
+    def test_c43_refreshed_weights_are_used_at_the_same_addresses(self):
         fixture = Fixture(FIXTURES / "decode_h3_b2_null.safetensors")
         attention = fixture.attention(Device)
         conv = attention.conv1d.weight

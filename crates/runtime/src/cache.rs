@@ -31,7 +31,9 @@ const PARTIAL: &str = "partial";
 /// A folder of compiled kernels, `<digest of the kernel>/<NVRTC version>.kernel`. Any number of
 /// processes may use it at once: files appear whole, by renaming, and carry checksums.
 ///
-/// Everything in it can be deleted at any time.
+/// Everything in it can be deleted at any time. A folder that every user may write, or that belongs
+/// to another user than this one and root, is neither read nor written (Unix): its kernels would be
+/// loaded as code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskCache {
     folder: PathBuf,
@@ -95,6 +97,13 @@ impl DiskCache {
 
     pub(crate) fn find(&self, identity: &Identity, version: Option<(i32, i32)>) -> Option<Kernel> {
         let folder = self.kernel_folder(identity);
+        // Why not is said when the kernel that was compiled instead is not cached.
+        if trusted(&self.folder)
+            .and_then(|()| trusted(&folder))
+            .is_err()
+        {
+            return None;
+        }
         let mut versions: Vec<(i32, i32)> = match version {
             Some(version) => vec![version],
             None => names(&folder)
@@ -127,7 +136,9 @@ impl DiskCache {
     /// That of the file system; [`KernelSources`](crate::KernelSources) makes a warning of it.
     pub fn store(&self, kernel: &Kernel) -> io::Result<()> {
         let identity = Identity::new(&kernel.spec).map_err(io::Error::other)?;
-        write(&self.kernel_folder(&identity), kernel)
+        let folder = self.kernel_folder(&identity);
+        trusted(&self.folder).and_then(|()| trusted(&folder))?;
+        write(&folder, kernel)
     }
 }
 
@@ -200,6 +211,33 @@ fn create_folder(folder: &Path) -> io::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder)
+}
+
+/// Fails for a folder that others may put files into. One that does not exist is created by this
+/// user.
+#[cfg(unix)]
+fn trusted(folder: &Path) -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(found) = fs::metadata(folder) else {
+        return Ok(());
+    };
+    let refused = |why: &str| {
+        let text = format!("{} {why}", folder.display());
+        Err(io::Error::new(ErrorKind::PermissionDenied, text))
+    };
+    if found.mode() & 0o002 != 0 {
+        return refused("may be written by every user");
+    }
+    // The owner of this process's entry is its effective user; where there is none, nobody knows.
+    match fs::metadata("/proc/self") {
+        Ok(own) if ![own.uid(), 0].contains(&found.uid()) => refused("belongs to another user"),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(not(unix))]
+fn trusted(_: &Path) -> io::Result<()> {
+    Ok(())
 }
 
 /// Removes what killed processes left behind.
