@@ -98,6 +98,12 @@ class Golden(unittest.TestCase):
         before = source.raw()
         given["state"] = Tensor.of(Device, source.shape, "float32", before)
         source_first = source.tolist()
+        # The live slots of the written pool hold something else before the step.
+        state = source.tolist()
+        for slot in given["slots"].tolist():
+            first, last = (at * 2 * 128 * 128 for at in (slot, slot + 1))
+            state[first:last] = [7.0] * (last - first)
+        given["state"].put(state)
         given["state_source"] = source
         kda.run(fixture.weights(Device), stream=0, **given)
         self.check(fixture, given)

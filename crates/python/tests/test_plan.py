@@ -305,6 +305,10 @@ class Operands(unittest.TestCase):
                 self.launch(**{name: Interface(self.good[name], read_only=True)})
         with self.assertRaisesRegex(ValueError, "slots has dtype <i8, expected int32"):
             self.launch(slots=Interface(changed(self.good["slots"], dtype="int64")))
+        with self.assertRaisesRegex(ValueError, "state has dtype <u2, expected float32"):
+            self.launch(state=Interface(changed(self.good["state"], dtype="bfloat16")))
+        with self.assertRaisesRegex(ValueError, "out has dtype <f4, expected bfloat16"):
+            self.launch(out=Interface(changed(self.good["out"], dtype="float32")))
         odd = Interface(self.good["projected"])
         odd.__array_interface__["strides"] = (1313, 2)
         with self.assertRaisesRegex(ValueError, "projected has a stride of 1313 bytes"):

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pathlib
+import sys
 import unittest
 
 import prepared_kda
@@ -29,7 +30,8 @@ class Stub(unittest.TestCase):
         variables = {
             n.target.id for n in self.tree.body if isinstance(n, ast.AnnAssign)
         }
-        listed = public(self.classes) | variables
+        listed = (set(self.classes) | variables) - {"__all__"}
+        self.assertEqual(set(_native.__all__), listed)
         found = public(dir(_native)) | {"__version__"}
         self.assertEqual(listed, found)
         self.assertGreaterEqual(set(prepared_kda.__all__), found)
@@ -50,7 +52,10 @@ class Stub(unittest.TestCase):
                 if "property" in decorators:
                     self.assertTrue(inspect.isgetsetdescriptor(getattr(kind, function.name)))
                     continue
-                found = inspect.signature(kind if function.name == "__new__" else getattr(kind, function.name))
+                if function.name == "__new__" and sys.version_info < (3, 11):
+                    continue  # no signature of a native type there
+                method = kind if function.name == "__new__" else getattr(kind, function.name)
+                found = inspect.signature(method)
                 arguments = function.args
                 listed = [a.arg for a in arguments.args[1:] + arguments.kwonlyargs]
                 required = len(arguments.args) - 1 - len(arguments.defaults)
@@ -70,7 +75,7 @@ class Stub(unittest.TestCase):
                     has_default = p.default is not inspect.Parameter.empty
                     self.assertEqual(has_default, p.name in optional, f"{where} {p.name}")
                 checked += 1
-        self.assertGreater(checked, 10)
+        self.assertGreater(checked, 8)
 
     def test_every_member_is_described(self):
         for name, node in self.classes.items():

@@ -16,6 +16,7 @@ _Path = Union[str, PathLike[str]]
 _Stream = Any
 _Tensor = Any
 
+__all__: List[str]
 __version__: Final[str]
 OPERANDS: Final[Tuple[str, ...]]
 """The keyword arguments of a step."""

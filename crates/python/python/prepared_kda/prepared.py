@@ -4,7 +4,7 @@ imports torch: ``torch_ops`` does, and fills in what only torch knows."""
 import itertools
 import threading
 import weakref
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 from ._native import Kda, Kernel, Weights
 from .settings import Config, Policy
@@ -35,8 +35,8 @@ def _never() -> bool:
 
 
 # What `torch_ops` replaces.
-_current_stream = _default_stream
-_is_compiling = _never
+_current_stream: Callable[[Any], int] = _default_stream
+_is_compiling: Callable[[], bool] = _never
 _step_op: Any = None
 
 _layers: "weakref.WeakValueDictionary[int, PreparedKda]" = weakref.WeakValueDictionary()
@@ -166,7 +166,7 @@ class PreparedKda:
         else:
             raise ValueError(f"the weights are on {self.device.type}, expected cuda")
         options = dict(self._sources, device=device, host_memory=self.host_memory)
-        identity = (self._config(state), tuple(policies), tuple(map(str, options.values())))
+        identity = (self._config(state), tuple(policies), tuple(options.values()))
         with _sharing:
             kda = _shared.get(identity)
             if kda is None:

@@ -30,7 +30,15 @@ def step(
 
 
 @step.register_fake
-def _(layer, projected, out, conv_cache, state, slots, accepted) -> None:
+def _(
+    layer: int,
+    projected: torch.Tensor,
+    out: torch.Tensor,
+    conv_cache: torch.Tensor,
+    state: torch.Tensor,
+    slots: torch.Tensor,
+    accepted: Optional[torch.Tensor],
+) -> None:
     """Makes no tensor."""
 
 
