@@ -5,11 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kda_codegen::{Arch, KernelSpec};
-use kda_runtime::{Kernel, encode_bundle};
-
-// Builds the library beside this test.
-use kda_capi as _;
+use kda_capi::{
+    KdaBuffer, KdaConfig, KdaConvLayout, KdaEarlyReads, KdaGate, KdaNullRule, KdaRows,
+    KdaStateDtype, KdaStep,
+};
+use kda_codegen::{Arch, ConvLayout, EarlyReads, KernelSpec, NullRule, StateDtype};
+use kda_runtime::{Buffer, Config, Gate, Kernel, Plan, Policies, Step, encode_bundle};
+use kda_tests::cuda::put_emulated_driver;
+use kda_tests::kernels::{KernelCache, load_nvrtc};
+use kda_tests::{Buffers, Case, Limits, placed};
 
 fn crate_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/capi")
@@ -74,23 +78,8 @@ fn a_c_program_uses_every_function() {
             "{function} is not used"
         );
     }
-    for (kind, library) in [("static", "libkda_capi.a"), ("shared", "libkda_capi.so")] {
-        let library = libraries.join(library);
-        let program = folder.join(kind);
-        let compiled = Command::new("cc")
-            .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-I"])
-            .arg(crate_folder().join("include"))
-            .arg(&source)
-            .arg(&library)
-            .args(["-lpthread", "-ldl", "-lm", "-lgcc_s", "-o"])
-            .arg(&program)
-            .output()
-            .unwrap();
-        assert!(
-            compiled.status.success(),
-            "{}",
-            String::from_utf8_lossy(&compiled.stderr)
-        );
+    for kind in ["static", "shared"] {
+        let program = build(&source, &folder, kind);
         let ran = Command::new(&program)
             .arg(&bundle)
             .arg(folder.join("cache"))
@@ -107,6 +96,195 @@ fn a_c_program_uses_every_function() {
             said.contains("grid 2 3 1\n") && said.ends_with("done\n"),
             "{kind}: {said}"
         );
+    }
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Compiles a program of `tests/capi` against one of the two libraries.
+#[cfg(target_os = "linux")]
+fn build(source: &Path, folder: &Path, kind: &str) -> PathBuf {
+    let library = std::env::current_exe().unwrap().with_file_name(match kind {
+        "static" => "libkda_capi.a",
+        _ => "libkda_capi.so",
+    });
+    let program = folder.join(kind);
+    let compiled = Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-I"])
+        .arg(crate_folder().join("include"))
+        .arg(source)
+        .arg(library)
+        .args(["-lpthread", "-ldl", "-lm", "-lgcc_s", "-o"])
+        .arg(&program)
+        .output()
+        .unwrap();
+    assert!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
+    program
+}
+
+/// A plain struct's bytes, as C has it.
+fn raw<T: Copy>(value: &T) -> Vec<u8> {
+    // SAFETY: the value is a C struct of integers and floats; padding, if any, is only copied.
+    unsafe { std::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) }.to_vec()
+}
+
+/// The settings as C has them.
+fn c_config(config: &Config) -> KdaConfig {
+    let (gate, lower_bound) = match config.gate {
+        Gate::LowerBound(bound) => (KdaGate::LowerBound, bound),
+        Gate::Softplus => (KdaGate::Softplus, 0.0),
+    };
+    KdaConfig {
+        heads: config.heads,
+        conv_bias: config.conv_bias.into(),
+        conv_layout: match config.conv_layout {
+            ConvLayout::DimFirst => KdaConvLayout::DimFirst,
+            ConvLayout::TokenFirst => KdaConvLayout::TokenFirst,
+        } as u32,
+        gate: gate as u32,
+        lower_bound,
+        null_rule: match config.null_rule {
+            NullRule::NonPositive => KdaNullRule::NonPositive,
+            NullRule::Negative => KdaNullRule::Negative,
+        } as u32,
+        state_dtype: match config.state_dtype {
+            StateDtype::F32 => KdaStateDtype::F32,
+            StateDtype::Bf16 => KdaStateDtype::Bf16,
+        } as u32,
+        early_reads: match config.early_reads {
+            EarlyReads::Weights => KdaEarlyReads::Weights,
+            EarlyReads::Caches => KdaEarlyReads::Caches,
+        } as u32,
+        scale: config.scale,
+        eps: config.eps,
+    }
+}
+
+/// The step as C has it.
+fn c_step(step: &Step) -> KdaStep {
+    let buffer = |b: Buffer| KdaBuffer {
+        address: b.address,
+        elements: b.elements,
+    };
+    let rows = |b: Buffer, stride: i64| KdaRows {
+        buffer: buffer(b),
+        stride,
+    };
+    let (p, w) = (&step.projected, &step.weights);
+    KdaStep {
+        verify_tokens: match step.kind.is_verify() {
+            true => step.kind.tokens(),
+            false => 0,
+        },
+        requests: step.requests,
+        qkv: rows(p.qkv.buffer, p.qkv.stride),
+        output_gate: rows(p.output_gate.buffer, p.output_gate.stride),
+        f_a: rows(p.f_a.buffer, p.f_a.stride),
+        beta: rows(p.beta.buffer, p.beta.stride),
+        conv_weight: buffer(w.conv),
+        conv_bias: buffer(w.conv_bias.unwrap_or_default()),
+        f_b: buffer(w.f_b),
+        a_log: buffer(w.a_log),
+        dt_bias: buffer(w.dt_bias),
+        norm: buffer(w.norm),
+        conv_cache: rows(step.conv_cache.buffer, step.conv_cache.slot_stride),
+        conv_length: step.conv_cache.length,
+        state: rows(step.state.buffer, step.state.slot_stride),
+        state_source: KdaRows::default(),
+        pool_slots: step.pool_slots,
+        slots: rows(step.slots.buffer, step.slots.stride),
+        slot_columns: step.slots.columns,
+        accepted: buffer(step.accepted.unwrap_or_default()),
+        out: rows(step.out.buffer, step.out.stride),
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_c_program_decodes_and_verifies_on_the_emulated_driver() {
+    let folder =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("capi-run-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let driver = folder.join("driver");
+    put_emulated_driver(&std::env::current_exe().unwrap(), &driver).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("capi/run.c");
+    let program = build(&source, &folder, "shared");
+    let libraries = std::env::current_exe().unwrap();
+    let libraries = libraries.parent().unwrap();
+    let kernels = KernelCache::new(load_nvrtc().unwrap());
+
+    for (seed, tokens) in [(1, 1), (2, 3)] {
+        let limits = Limits {
+            tokens: vec![tokens],
+            ..Limits::small().live()
+        };
+        // Decode steps have no accepted counts; half of the one-token cases have.
+        let case = (seed..)
+            .map(|seed| Case::sized(seed, &limits, 1, 2))
+            .find(|case| case.verify == (tokens > 1))
+            .unwrap();
+        let before = Buffers::new(&case);
+        let config = placed::config(&case, EarlyReads::Weights);
+        let kinds = [placed::kind(&case)];
+        let policies = Policies::for_device(Arch::Sm90a, 1, config.early_reads, &kinds);
+        let plan = Plan::new(Arch::Sm90a, &config, &policies).unwrap();
+        let ptx: Vec<Kernel> = plan
+            .kernels()
+            .iter()
+            .map(|spec| Kernel::ptx(&kernels.kernel(spec).unwrap()).unwrap())
+            .collect();
+        let bundle = folder.join("kda.bundle");
+        fs::write(&bundle, encode_bundle(&ptx).unwrap()).unwrap();
+
+        // One arena; its first page stands for address 0, which is no operand.
+        const PAGE: u64 = 4096;
+        let mut arena = Vec::new();
+        let mut starts = Vec::new();
+        for (name, region) in before.regions() {
+            starts.push((name, arena.len()));
+            arena.extend_from_slice(&region.bytes);
+            arena.resize(arena.len().next_multiple_of(256), 0);
+        }
+        let step = placed::step(&case, &before, |name| {
+            let found = starts.iter().find(|(known, _)| *known == name).unwrap();
+            found.1 as u64 + PAGE
+        });
+        let files = ["config", "step", "arena"].map(|name| folder.join(name));
+        let c_config = c_config(&config);
+        for (file, bytes) in files
+            .iter()
+            .zip([raw(&c_config), raw(&c_step(&step)), arena.clone()])
+        {
+            fs::write(file, bytes).unwrap();
+        }
+        let ran = Command::new(&program)
+            .arg(&bundle)
+            .args(&files)
+            .env(
+                "LD_LIBRARY_PATH",
+                std::env::join_paths([driver.as_path(), libraries]).unwrap(),
+            )
+            .output()
+            .unwrap();
+        assert!(
+            ran.status.success(),
+            "{}",
+            String::from_utf8_lossy(&ran.stderr)
+        );
+        let results = fs::read(&files[2]).unwrap();
+        assert_eq!(results.len(), 2 * arena.len());
+        for result in results.chunks_exact(arena.len()) {
+            let mut after = before.clone();
+            for ((_, region), (_, start)) in after.regions_mut().into_iter().zip(&starts) {
+                let len = region.bytes.len();
+                region.bytes.copy_from_slice(&result[*start..start + len]);
+            }
+            case.check(&before, &after, None).unwrap();
+        }
     }
     fs::remove_dir_all(&folder).unwrap();
 }

@@ -21,20 +21,6 @@ use kda_emulated_cuda as _;
 /// Set in the process that a test starts for itself.
 const INSIDE: &str = "KDA_TEST_INSIDE";
 
-/// A folder that has the emulated driver under the real one's names.
-fn driver_folder(test: &str) -> PathBuf {
-    let executable = std::env::current_exe().unwrap();
-    let library = executable.with_file_name("libkda_emulated_cuda.so");
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
-        .join(format!("driver-{test}-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    for name in ["libcuda.so", "libcuda.so.1"] {
-        let _ = std::fs::remove_file(folder.join(name));
-        std::os::unix::fs::symlink(&library, folder.join(name)).unwrap();
-    }
-    folder
-}
-
 /// Runs `body` in a process of its own, `environment` and the emulated driver around it.
 fn over_emulated_driver(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
@@ -45,8 +31,11 @@ fn over_emulated_driver(test: &str, environment: &[(&str, &str)], body: impl FnO
     }
     // Compiled or fetched before there is any time limit on anything.
     load_nvrtc().unwrap();
-    let folder = driver_folder(test);
-    let output = Command::new(std::env::current_exe().unwrap())
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("driver-{test}-{}", std::process::id()));
+    let executable = std::env::current_exe().unwrap();
+    cuda::put_emulated_driver(&executable, &folder).unwrap();
+    let output = Command::new(executable)
         .args(["--exact", test, "--nocapture", "--test-threads", "1"])
         .env(INSIDE, "1")
         .env("LD_LIBRARY_PATH", &folder)

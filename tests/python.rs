@@ -8,6 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use kda_tests::cuda::put_emulated_driver;
 use kda_tests::kernels::load_nvrtc;
 
 // The extension and the emulated driver are dependencies that no test names, so that they are built
@@ -23,8 +24,7 @@ impl Site {
         let folder =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
-        let built = std::env::current_exe().unwrap();
-        let built = built.parent().unwrap();
+        let executable = std::env::current_exe().unwrap();
         let package = folder.join("site/prepared_kda");
         fs::create_dir_all(&package).unwrap();
         for file in fs::read_dir(crate_folder().join("python/prepared_kda")).unwrap() {
@@ -34,15 +34,11 @@ impl Site {
             }
         }
         symlink(
-            built.join("libprepared_kda.so"),
+            executable.with_file_name("libprepared_kda.so"),
             package.join("_native.abi3.so"),
         )
         .unwrap();
-        let driver = folder.join("driver");
-        fs::create_dir(&driver).unwrap();
-        for name in ["libcuda.so.1", "libcuda.so"] {
-            symlink(built.join("libkda_emulated_cuda.so"), driver.join(name)).unwrap();
-        }
+        put_emulated_driver(&executable, &folder.join("driver")).unwrap();
         Site { folder }
     }
 

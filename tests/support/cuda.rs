@@ -3,6 +3,7 @@
 
 use std::error::Error;
 use std::ffi::c_void;
+use std::path::Path;
 
 use cudarc::driver::sys;
 use kda_runtime::{Device, Policies, PreparedKda, Stream};
@@ -122,6 +123,21 @@ pub fn device_name() -> Result<String, Box<dyn Error>> {
     Ok(String::from_utf8_lossy(&name)
         .trim_end_matches('\0')
         .to_owned())
+}
+
+/// Puts the emulated driver, which cargo built beside `executable`, into `folder` under the real
+/// one's names: a process with that folder in `LD_LIBRARY_PATH` finds it.
+///
+/// # Errors
+///
+/// The folder cannot be written.
+pub fn put_emulated_driver(executable: &Path, folder: &Path) -> std::io::Result<()> {
+    let library = executable.with_file_name("libkda_emulated_cuda.so");
+    std::fs::create_dir_all(folder)?;
+    // Two names of one file: a process that opens both must get one driver.
+    let versioned = folder.join("libcuda.so.1");
+    std::fs::copy(&library, &versioned)?;
+    std::fs::hard_link(&versioned, folder.join("libcuda.so"))
 }
 
 /// Whether the driver is the emulated one.
