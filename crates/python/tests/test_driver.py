@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import threading
+import time
 import types
 import unittest
 
@@ -10,10 +11,23 @@ import prepared_kda
 from prepared_kda import Kda, Policy, PreparedKda
 from support import Device, Fixture, FIXTURES, Host, Interface, Tensor, driver, fixtures, sources
 
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
 
 def setUpModule():
     if driver() is None:
         raise unittest.SkipTest("no CUDA driver")
+
+
+def array_over(tensor):
+    """A NumPy array over the tensor's memory, bfloat16 as 16-bit integers."""
+    kinds = {"float32": numpy.float32, "bfloat16": numpy.uint16, "int32": numpy.int32}
+    size = tensor.numel() * numpy.dtype(kinds[tensor.name]).itemsize
+    raw = (ctypes.c_char * size).from_address(tensor.data_ptr())
+    return numpy.frombuffer(raw, kinds[tensor.name]).reshape(tensor.shape)
 
 
 def make(fixture, *more, **changes):
@@ -126,6 +140,52 @@ class Golden(unittest.TestCase):
             kda.run(fixture.weights(Device), stream="0", **fixture.operands(Device))
         with self.assertRaises(TypeError):
             kda.run(fixture.weights(Device), **fixture.operands(Device))
+
+    def test_host_arrays_where_the_device_reads_host_memory(self):
+        if not driver().emulated:
+            self.skipTest("the device may not read host memory")
+        fixture = Fixture(FIXTURES / "verify_h1_b3_t2_null.safetensors")
+        config, policies = fixture.config(), [fixture.policy]
+        given = fixture.operands(Device)
+        shown = {name: Interface(tensor) for name, tensor in given.items()}
+        if numpy:
+            shown = {name: array_over(tensor) for name, tensor in given.items()}
+        weights = fixture.weights(Device)
+        strict = Kda(config, policies, device=0, **sources(config, policies))
+        with self.assertRaisesRegex(ValueError, "is in host memory"):
+            strict.run(weights, stream=0, **shown)
+        kda = Kda(config, policies, device=0, host_memory=True, **sources(config, policies))
+        kda.run(weights, stream=0, **shown)
+        self.check(fixture, given)
+
+    def test_other_threads_run_while_a_step_is_launched(self):
+        if not driver().emulated:
+            self.skipTest("a launch returns at once")
+        fixture = Fixture(FIXTURES / "verify_h1_b2_t4.safetensors")
+        kda, weights = make(fixture), fixture.weights(Device)
+        givens = [fixture.operands(Device) for _ in range(4)]
+        ticks, stop = [], threading.Event()
+
+        def tick():
+            while not stop.is_set():
+                ticks.append(time.monotonic())
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=tick)
+        thread.start()
+        longest = (0, 0)
+        for given in givens:
+            started = time.monotonic()
+            kda.run(weights, stream=0, **given)
+            ended = time.monotonic()
+            longest = max(longest, (ended - started, started))
+        stop.set()
+        thread.join()
+        lasted, started = longest
+        # A third of the step, far from both ends: a thread that must wait for it has no tick there.
+        inside = [t for t in ticks if started + lasted / 3 < t < started + 2 * lasted / 3]
+        self.assertGreater(lasted, 0.01)
+        self.assertGreater(len(inside), 0)
 
     def test_weights_are_read_where_they_are(self):
         fixture = Fixture(FIXTURES / "decode_h3_b2_null.safetensors")
