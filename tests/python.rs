@@ -90,7 +90,10 @@ fn unittest(python: &mut Command, modules: &[&str]) -> String {
 fn settings_checks_kernels_and_stubs_need_no_driver() {
     load_nvrtc().unwrap();
     let site = Site::new("python-plan");
-    unittest(&mut site.python(), &["test_plan", "test_stub"]);
+    unittest(
+        &mut site.python(),
+        &["test_plan", "test_dropin", "test_stub"],
+    );
 }
 
 #[test]
