@@ -168,8 +168,12 @@ pub fn new_stream() -> Result<Stream, Box<dyn Error>> {
 /// # Errors
 ///
 /// The driver's, or that there is none.
-pub fn synchronize(stream: Stream) -> Result<(), Box<dyn Error>> {
-    // SAFETY: the stream is live.
+///
+/// # Safety
+///
+/// The stream is live.
+pub unsafe fn synchronize(stream: Stream) -> Result<(), Box<dyn Error>> {
+    // SAFETY: the caller's promise.
     check("cuStreamSynchronize", unsafe {
         sys::cuStreamSynchronize(stream)
     })

@@ -119,7 +119,8 @@ impl Bench {
         for _ in 0..5 {
             let stream = cuda::new_stream()?;
             bench.evict(stream, 1 << 20)?;
-            cuda::synchronize(stream)?;
+            // SAFETY: streams live as long as the process.
+            unsafe { cuda::synchronize(stream) }?;
         }
         Ok(bench)
     }
