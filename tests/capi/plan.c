@@ -74,6 +74,12 @@ static void device_part(const KdaConfig *config) {
     EXPECT(kda_kernel_count(NULL) == 0);
     EXPECT(kda_kernel_info(NULL, 0, &info) == KDA_STATUS_NULL_POINTER);
     kda_prepared_destroy(NULL);
+    KdaPreparedReset *reset = NULL;
+    KdaReset operands = {0};
+    EXPECT(kda_reset_prepare(NULL, NULL, config, NULL, &reset) == KDA_STATUS_NULL_POINTER);
+    EXPECT(kda_reset_run(NULL, NULL, &operands) == KDA_STATUS_NULL_POINTER);
+    EXPECT(strcmp(kda_last_error(), "reset is NULL") == 0);
+    kda_reset_destroy(reset);
     kda_device_destroy(NULL);
 }
 

@@ -89,6 +89,7 @@ fn c37_every_field_changes_the_key() {
     assert_eq!(base, key(&spec, (13, 0)));
     // Destructured in full: a new field demands a line below.
     let KernelSpec {
+        role: _,
         arch: _,
         heads: _,
         tokens: _,
@@ -140,6 +141,10 @@ fn c37_every_field_changes_the_key() {
         assert_ne!(other, spec, "{field}");
         keys.push(key(&other, (13, 0)));
     }
+    keys.push(key(
+        &KernelSpec::reset(Arch::Sm90a, NullRule::NonPositive, StateDtype::F32),
+        (13, 0),
+    ));
     let mut decode = spec;
     (decode.tokens, decode.verify) = (1, false);
     keys.push(key(&decode, (13, 0)));

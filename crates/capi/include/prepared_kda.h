@@ -285,6 +285,11 @@ typedef struct KdaPlan KdaPlan;
 typedef struct KdaPrepared KdaPrepared;
 
 /**
+ * The kernel that zeroes slots of one model on one device.
+ */
+typedef struct KdaPreparedReset KdaPreparedReset;
+
+/**
  * A model's KDA layers on one device. Every field matters; `kda_config_kimi_k3` fills all.
  */
 typedef struct KdaConfig {
@@ -554,6 +559,41 @@ typedef struct KdaKernelInfo {
 } KdaKernelInfo;
 
 /**
+ * The operands of one reset: `kda_runtime::Reset`.
+ */
+typedef struct KdaReset {
+  /**
+   * Rows of the slot table; 0 launches nothing.
+   */
+  size_t requests;
+  /**
+   * i32 `[requests, columns]`: the slots to zero; the stride is between rows. Null values and those
+   * not below `pool_slots` are skipped, others are distinct.
+   */
+  struct KdaRows slots;
+  /**
+   * Columns of the slot table.
+   */
+  size_t slot_columns;
+  /**
+   * bf16, written; the stride is between slots.
+   */
+  struct KdaRows conv_cache;
+  /**
+   * Positions of a conv line.
+   */
+  size_t conv_length;
+  /**
+   * `[slots, heads, 128 values, 128 keys]`, written; the stride is between slots.
+   */
+  struct KdaRows state;
+  /**
+   * Slots of the pools.
+   */
+  size_t pool_slots;
+} KdaReset;
+
+/**
  * The dimensions of a launch.
  */
 typedef struct KdaLaunch {
@@ -697,6 +737,43 @@ KdaStatus kda_kernel_info(const struct KdaPrepared *prepared,
  * `prepared` is NULL or was made by this library and not destroyed yet.
  */
 void kda_prepared_destroy(struct KdaPrepared *prepared);
+
+/**
+ * Gets and loads the kernel that zeroes the state and conv line of slots, for requests that reuse
+ * them. `sources` may be NULL. `stream` is only asked whether it is being captured. Not yet run on
+ * hardware.
+ *
+ * # Safety
+ *
+ * Pointers are NULL or valid, with valid texts; `stream` is a stream of the device's context.
+ */
+KdaStatus kda_reset_prepare(const struct KdaDevice *device,
+                            void *stream,
+                            const struct KdaConfig *config,
+                            const struct KdaSources *sources,
+                            struct KdaPreparedReset **reset);
+
+/**
+ * Launches one reset on `stream`: one kernel, nothing allocated, capturable.
+ *
+ * # Safety
+ *
+ * Pointers are NULL or valid. Every buffer is device memory of the context with the stated elements,
+ * alive until the launch has finished; nothing else touches the slots meanwhile; slots that are
+ * neither null nor out of range are distinct; `stream` belongs to the context.
+ */
+KdaStatus kda_reset_run(const struct KdaPreparedReset *reset,
+                        void *stream,
+                        const struct KdaReset *operands);
+
+/**
+ * Destroys a prepared reset; its launches must have finished. NULL is ignored.
+ *
+ * # Safety
+ *
+ * `reset` is NULL or was made by this library and not destroyed yet.
+ */
+void kda_reset_destroy(struct KdaPreparedReset *reset);
 
 /**
  * Gets kernels for `arch`, for example `sm_90a`, without a device. `sources` may be NULL.

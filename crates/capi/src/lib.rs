@@ -16,8 +16,8 @@ use std::sync::Arc;
 use kda_codegen::{Arch, ConvLayout, EarlyReads, Mode, NullRule, StateDtype};
 use kda_runtime::{
     Buffer, Config, ConvCache, Device, DiskCache, Error, FaultKind, Gate, Kernel, KernelBundle,
-    KernelSources, Kernels, Origin, Plan, Policies, Policy, PreparedKda, Projected, Rows, Slots,
-    StatePool, Step, StepKind, Weights,
+    KernelSources, Kernels, Origin, Plan, Policies, Policy, PreparedKda, PreparedReset, Projected,
+    Reset, Rows, Slots, StatePool, Step, StepKind, Weights,
 };
 
 /// Result of a call.
@@ -255,6 +255,27 @@ pub struct KdaStep {
     pub out: KdaRows,
 }
 
+/// The operands of one reset: `kda_runtime::Reset`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KdaReset {
+    /// Rows of the slot table; 0 launches nothing.
+    pub requests: usize,
+    /// i32 `[requests, columns]`: the slots to zero; the stride is between rows. Null values and those
+    /// not below `pool_slots` are skipped, others are distinct.
+    pub slots: KdaRows,
+    /// Columns of the slot table.
+    pub slot_columns: usize,
+    /// bf16, written; the stride is between slots.
+    pub conv_cache: KdaRows,
+    /// Positions of a conv line.
+    pub conv_length: usize,
+    /// `[slots, heads, 128 values, 128 keys]`, written; the stride is between slots.
+    pub state: KdaRows,
+    /// Slots of the pools.
+    pub pool_slots: usize,
+}
+
 /// What the device refused since the last look.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -311,6 +332,9 @@ pub struct KdaPrepared {
     prepared: PreparedKda,
     texts: Vec<Texts>,
 }
+
+/// The kernel that zeroes slots of one model on one device.
+pub struct KdaPreparedReset(PreparedReset);
 
 /// Kernels and checks without a device.
 pub struct KdaPlan {
@@ -906,6 +930,92 @@ pub unsafe extern "C" fn kda_prepared_destroy(prepared: *mut KdaPrepared) {
     guarded(|| {
         // SAFETY: the caller's promise.
         unsafe { destroy(prepared) };
+        Ok(())
+    });
+}
+
+/// Gets and loads the kernel that zeroes the state and conv line of slots, for requests that reuse
+/// them. `sources` may be NULL. `stream` is only asked whether it is being captured. Not yet run on
+/// hardware.
+///
+/// # Safety
+///
+/// Pointers are NULL or valid, with valid texts; `stream` is a stream of the device's context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kda_reset_prepare(
+    device: *const KdaDevice,
+    stream: *mut c_void,
+    config: *const KdaConfig,
+    sources: *const KdaSources,
+    reset: *mut *mut KdaPreparedReset,
+) -> KdaStatus {
+    guarded(|| {
+        // SAFETY: the caller's promise, for every pointer.
+        let (device, config) = unsafe { (&given(device, "device")?.0, given(config, "config")?) };
+        if reset.is_null() {
+            return Err(null("reset"));
+        }
+        let config = config_of(config)?;
+        // SAFETY: as above.
+        let sources = unsafe { sources_of(sources) }?;
+        let made = PreparedReset::prepare(device, stream.cast(), &config, &sources)?;
+        let made = Box::new(KdaPreparedReset(made));
+        // SAFETY: as above.
+        unsafe { put(reset, Box::into_raw(made), "reset") }
+    })
+}
+
+/// Launches one reset on `stream`: one kernel, nothing allocated, capturable.
+///
+/// # Safety
+///
+/// Pointers are NULL or valid. Every buffer is device memory of the context with the stated elements,
+/// alive until the launch has finished; nothing else touches the slots meanwhile; slots that are
+/// neither null nor out of range are distinct; `stream` belongs to the context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kda_reset_run(
+    reset: *const KdaPreparedReset,
+    stream: *mut c_void,
+    operands: *const KdaReset,
+) -> KdaStatus {
+    guarded(|| {
+        // SAFETY: the caller's promise, for both pointers.
+        let (reset, given) = unsafe { (given(reset, "reset")?, given(operands, "operands")?) };
+        let buffer = |b: KdaBuffer| Buffer::new(b.address, b.elements);
+        let operands = Reset {
+            requests: given.requests,
+            slots: Slots {
+                buffer: buffer(given.slots.buffer),
+                stride: given.slots.stride,
+                columns: given.slot_columns,
+            },
+            conv_cache: ConvCache {
+                buffer: buffer(given.conv_cache.buffer),
+                slot_stride: given.conv_cache.stride,
+                length: given.conv_length,
+            },
+            state: StatePool {
+                buffer: buffer(given.state.buffer),
+                slot_stride: given.state.stride,
+            },
+            pool_slots: given.pool_slots,
+        };
+        // SAFETY: the caller's promise about the operands.
+        unsafe { reset.0.run(stream.cast(), &operands) }?;
+        Ok(())
+    })
+}
+
+/// Destroys a prepared reset; its launches must have finished. NULL is ignored.
+///
+/// # Safety
+///
+/// `reset` is NULL or was made by this library and not destroyed yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kda_reset_destroy(reset: *mut KdaPreparedReset) {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        unsafe { destroy(reset) };
         Ok(())
     });
 }

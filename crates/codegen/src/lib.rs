@@ -33,7 +33,8 @@ pub use nvrtc::{CompiledKernel, Nvrtc, Resources};
 pub use schedule::Launch;
 pub use source::Source;
 pub use spec::{
-    Arch, ConvLayout, EarlyReads, GateKind, GateSchedule, KernelSpec, Mode, NullRule, StateDtype,
+    Arch, ConvLayout, EarlyReads, GateKind, GateSchedule, KernelSpec, Mode, NullRule, Role,
+    StateDtype,
 };
 
 /// Width of one head's keys and values, in elements.

@@ -291,6 +291,31 @@ geometry! {
     requests: i32 = "Requests of the launch.";
 }
 
+/// What one launch of a reset passes, declared once.
+pub mod reset {
+    use super::{Access, Dtype, GeometryField, Operand, Parameter, Presence};
+    use std::ffi::c_void;
+
+    launch_parameters! {
+        /// Slots to zero, every column of every row.
+        slots = pointer(I32 "[requests, columns]" "slots_stride" Read Always 4);
+        /// State pool: value-major, keys contiguous.
+        state_pool = pointer(State "[slots, heads, 128, 128]" "state_slot_stride" Write Always 16);
+        /// Conv windows, in either layout.
+        conv_cache = pointer(Bf16 "[slots, 3 dim, length] or [slots, length, 3 dim]" "conv_slot_stride" Write Always 2);
+        /// Strides and counts.
+        geometry = geometry();
+    }
+
+    geometry! {
+        slots_stride: i64 = "Elements between rows of the slot table.";
+        conv_slot_stride: i64 = "Elements between slots of the conv cache.";
+        state_slot_stride: i64 = "Elements between slots of the state pool.";
+        conv_length: i32 = "Positions of one conv line.";
+        pool_slots: i32 = "Slots of the pools; a slot value at or above it is skipped.";
+    }
+}
+
 /// What the kernel reports about requests it refused; lives in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -313,9 +338,9 @@ impl FaultRecord {
 }
 
 /// The kernel's parameter list as CUDA text.
-pub(crate) fn c_parameters() -> String {
+pub(crate) fn c_parameters(parameters: &[Parameter]) -> String {
     let mut text = String::new();
-    for (i, parameter) in PARAMETERS.iter().enumerate() {
+    for (i, parameter) in parameters.iter().enumerate() {
         if i > 0 {
             text.push_str(", \\\n");
         }
@@ -345,9 +370,9 @@ pub(crate) fn c_parameters() -> String {
 }
 
 /// The fields of `KdaGeometry` as CUDA text.
-pub(crate) fn c_geometry() -> String {
+pub(crate) fn c_geometry(fields: &[GeometryField]) -> String {
     let mut text = String::new();
-    for (i, field) in GEOMETRY.iter().enumerate() {
+    for (i, field) in fields.iter().enumerate() {
         if i > 0 {
             text.push('\n');
         }

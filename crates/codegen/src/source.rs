@@ -4,11 +4,12 @@
 use serde::Serialize;
 
 use crate::{
-    ConvLayout, EarlyReads, Error, GateKind, GateSchedule, KernelSpec, NullRule, StateDtype,
+    ConvLayout, EarlyReads, Error, GateKind, GateSchedule, KernelSpec, NullRule, Role, StateDtype,
     operands,
 };
 
 const CONSTANTS: &str = include_str!("../templates/constants.cuh.tera");
+const RESET_CONSTANTS: &str = include_str!("../templates/reset_constants.cuh.tera");
 
 /// The plain files, in the order they build on each other.
 const BODY: &[(&str, &str)] = &[
@@ -59,6 +60,15 @@ const BODY: &[(&str, &str)] = &[
     ("kda_step.cu", include_str!("../templates/kda_step.cu")),
 ];
 
+/// The plain files of a reset.
+const RESET_BODY: &[(&str, &str)] = &[
+    (
+        "primitives/cluster.cuh",
+        include_str!("../templates/primitives/cluster.cuh"),
+    ),
+    ("kda_reset.cu", include_str!("../templates/kda_reset.cu")),
+];
+
 /// One kernel as CUDA text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
@@ -92,6 +102,17 @@ struct Constants<'a> {
     parameters: String,
 }
 
+/// What `reset_constants.cuh.tera` may name; every field is used there.
+#[derive(Serialize)]
+struct ResetConstants<'a> {
+    entry: &'a str,
+    null_non_positive: bool,
+    dependent_launch: bool,
+    state_type: &'static str,
+    geometry_fields: String,
+    parameters: String,
+}
+
 /// Renders `spec`: the same specialisation gives the same bytes.
 ///
 /// # Errors
@@ -103,6 +124,7 @@ pub fn render(spec: &KernelSpec) -> Result<Source, Error> {
     let entry = spec.entry();
     // Destructured in full: a new field demands a decision here.
     let &KernelSpec {
+        role,
         arch,
         heads,
         tokens,
@@ -115,6 +137,22 @@ pub fn render(spec: &KernelSpec) -> Result<Source, Error> {
         early_reads,
         mode,
     } = spec;
+    let state_type = match state_dtype {
+        StateDtype::F32 => "float",
+        StateDtype::Bf16 => "bf16_bits",
+    };
+    if role == Role::Reset {
+        let constants = ResetConstants {
+            entry: &entry,
+            null_non_positive: null_rule == NullRule::NonPositive,
+            dependent_launch: arch.has_clusters(),
+            state_type,
+            geometry_fields: operands::c_geometry(operands::reset::GEOMETRY),
+            parameters: operands::c_parameters(operands::reset::PARAMETERS),
+        };
+        let text = render_text(RESET_CONSTANTS, &constants, &entry)?;
+        return Ok(joined(entry, text, RESET_BODY));
+    }
     let constants = Constants {
         entry: &entry,
         heads,
@@ -132,24 +170,25 @@ pub fn render(spec: &KernelSpec) -> Result<Source, Error> {
         lower_bound_gate: gate == GateKind::LowerBound,
         null_non_positive: null_rule == NullRule::NonPositive,
         dependent_launch: arch.has_clusters(),
-        state_type: match state_dtype {
-            StateDtype::F32 => "float",
-            StateDtype::Bf16 => "bf16_bits",
-        },
-        geometry_fields: operands::c_geometry(),
-        parameters: operands::c_parameters(),
+        state_type,
+        geometry_fields: operands::c_geometry(operands::GEOMETRY),
+        parameters: operands::c_parameters(operands::PARAMETERS),
     };
-    let mut text = render_text(CONSTANTS, &constants, &entry)?;
-    for (name, body) in BODY {
+    let text = render_text(CONSTANTS, &constants, &entry)?;
+    Ok(joined(entry, text, BODY))
+}
+
+fn joined(entry: String, mut text: String, body: &[(&str, &str)]) -> Source {
+    for (name, body) in body {
         text.push_str("\n// ---- ");
         text.push_str(name);
         text.push('\n');
         text.push_str(body);
     }
-    Ok(Source { entry, text })
+    Source { entry, text }
 }
 
-fn render_text(template: &str, constants: &Constants<'_>, entry: &str) -> Result<String, Error> {
+fn render_text(template: &str, constants: &impl Serialize, entry: &str) -> Result<String, Error> {
     let failed = |source| Error::Render {
         entry: entry.into(),
         source,
@@ -166,11 +205,12 @@ mod tests {
     fn the_constants_hold_no_condition() {
         // tera takes a misspelt name in a condition for false.
         assert!(!CONSTANTS.contains("{%"));
+        assert!(!RESET_CONSTANTS.contains("{%"));
     }
 
     #[test]
     fn plain_files_hold_no_tag() {
-        for (name, body) in BODY {
+        for (name, body) in BODY.iter().chain(RESET_BODY) {
             assert!(!body.contains("{{") || !body.contains("}}"), "{name}");
         }
     }

@@ -110,6 +110,16 @@ choice! {
 }
 
 choice! {
+    /// What a kernel does.
+    Role ("role", "step, reset") {
+        /// A decode or verify step.
+        Step = "step",
+        /// Zeroes the state and conv line of slots: see [`KernelSpec::reset`].
+        Reset = "reset",
+    }
+}
+
+choice! {
     /// Who computes the gates that the blocks of a cluster need.
     GateSchedule ("gate schedule", "block, cluster") {
         /// Every block computes all of them.
@@ -247,6 +257,8 @@ impl FromStr for Mode {
 /// [`validate`](KernelSpec::validate), which rendering and compiling call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KernelSpec {
+    /// Step or reset.
+    pub role: Role,
     /// Architecture.
     pub arch: Arch,
     /// Heads on this device, 1..=128.
@@ -277,6 +289,7 @@ impl KernelSpec {
     /// gate, f32 state, weights read early, the default mode.
     pub fn new(arch: Arch, heads: usize) -> KernelSpec {
         KernelSpec {
+            role: Role::Step,
             arch,
             heads,
             tokens: 1,
@@ -288,6 +301,17 @@ impl KernelSpec {
             state_dtype: StateDtype::F32,
             early_reads: EarlyReads::Weights,
             mode: Mode::default(),
+        }
+    }
+
+    /// The kernel that zeroes the state and conv line of slots, for any number of heads and either
+    /// conv layout; what else a step varies in has its default.
+    pub fn reset(arch: Arch, null_rule: NullRule, state_dtype: StateDtype) -> KernelSpec {
+        KernelSpec {
+            role: Role::Reset,
+            null_rule,
+            state_dtype,
+            ..KernelSpec::new(arch, 1)
         }
     }
 
@@ -317,6 +341,10 @@ impl KernelSpec {
                 allowed: allowed.into(),
             })
         };
+        let reset = KernelSpec::reset(self.arch, self.null_rule, self.state_dtype);
+        if self.role == Role::Reset && *self != reset {
+            return illegal("role", &self.role, "step where a reset has no such field");
+        }
         if !(1..=MAX_HEADS).contains(&self.heads) {
             return illegal("heads", &self.heads, "1..=128");
         }
@@ -417,6 +445,7 @@ impl KernelSpec {
     /// of one architecture differ in it.
     pub fn entry(&self) -> String {
         let KernelSpec {
+            role,
             arch: _,
             heads,
             tokens,
@@ -445,6 +474,9 @@ impl KernelSpec {
         } else {
             ""
         };
+        if *role == Role::Reset {
+            return format!("kda_reset_{null_rule}{state}").replace('-', "_");
+        }
         format!("kda_{step}_h{heads}{bias}_{conv_layout}_{gate}_{null_rule}{state}{early}_{mode}")
             .replace('-', "_")
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use kda_codegen::{
     Arch, ConvLayout, EarlyReads, GateKind, GateSchedule, KernelSpec, MAX_TOKENS, Mode, NullRule,
-    StateDtype,
+    Role, StateDtype,
 };
 
 use crate::Error;
@@ -83,6 +83,7 @@ impl Config {
 
     pub(crate) fn spec(&self, arch: Arch, kind: StepKind, mode: Mode) -> KernelSpec {
         KernelSpec {
+            role: Role::Step,
             arch,
             heads: self.heads,
             tokens: kind.tokens(),

@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use kda_codegen::operands::{Arguments, FaultRecord};
+use kda_codegen::operands::FaultRecord;
 use kda_codegen::{Arch, Launch};
 
 use crate::Error;
@@ -317,14 +317,15 @@ impl Function {
     ///
     /// # Safety
     ///
-    /// Every address in `arguments` is device memory of the extent that the plan checked, alive
-    /// until the launch has finished; `stream` belongs to this function's context.
+    /// `addresses` are those of the values of the kernel's parameters, in its order; every pointer
+    /// among these is device memory of the extent that the plan checked, alive until the launch has
+    /// finished; `stream` belongs to this function's context.
     #[inline]
     pub(crate) unsafe fn launch(
         &self,
         stream: Stream,
         launch: &Launch,
-        arguments: &mut Arguments,
+        addresses: &mut [*mut c_void],
     ) -> Result<(), Error> {
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -345,14 +346,12 @@ impl Function {
             attrs: &mut attribute,
             numAttrs: u32::from(self.dependent_launch),
         };
-        let mut addresses = arguments.addresses();
-        // SAFETY: the parameters are those of the kernel's declaration, in its order; the caller
-        // vouches for what they point to.
+        // SAFETY: the caller vouches for the parameters and for what they point to.
         check("cuLaunchKernelEx", unsafe {
             sys::cuLaunchKernelEx(
                 &config,
                 self.function,
-                addresses.as_mut_ptr().cast::<*mut c_void>(),
+                addresses.as_mut_ptr(),
                 ptr::null_mut(),
             )
         })

@@ -48,7 +48,7 @@ impl fmt::Display for KernelKey {
 pub(crate) type Field = (&'static str, String);
 
 /// How many leading fields of [`Identity::fields`] are the specialisation's.
-pub(crate) const SPEC_FIELDS: usize = 11;
+pub(crate) const SPEC_FIELDS: usize = 12;
 
 /// A kernel before it is compiled.
 pub(crate) struct Identity {
@@ -63,6 +63,7 @@ impl Identity {
         let source = source::render(spec)?;
         // Destructured in full: a new field demands a decision here.
         let KernelSpec {
+            role,
             arch,
             heads,
             tokens,
@@ -76,6 +77,7 @@ impl Identity {
             mode,
         } = spec;
         let specialisation: [Field; SPEC_FIELDS] = [
+            ("role", role.to_string()),
             ("arch", arch.to_string()),
             ("heads", heads.to_string()),
             ("tokens", tokens.to_string()),

@@ -32,6 +32,7 @@ mod error;
 mod kernels;
 mod key;
 mod prepared;
+mod reset;
 mod residence;
 mod step;
 
@@ -43,6 +44,7 @@ pub use error::Error;
 pub use kernels::{Kernel, KernelSources, Kernels, Origin};
 pub use key::KernelKey;
 pub use prepared::{FaultKind, Faults, KernelInfo, PreparedKda};
+pub use reset::{PlannedReset, PreparedReset, Reset, plan_reset};
 pub use step::{
     Buffer, ConvCache, Plan, Planned, Projected, Rows, Slots, StatePool, Step, Weights,
 };

@@ -1,5 +1,6 @@
 //! `PreparedKda`: gets and loads kernels in `prepare_caches`, launches in `run`.
 
+use kda_codegen::operands::PARAMETERS;
 use kda_codegen::{KernelSpec, Resources};
 
 use crate::device::{self, FaultMemory, Function, Uncaptured};
@@ -104,27 +105,16 @@ impl PreparedKda {
         let mut functions = Vec::new();
         let mut info = Vec::new();
         for kernel in kernels.kernels(plan.kernels())? {
+            let function = load(device, &kernel)?;
             let Kernel {
                 spec,
                 entry,
                 key,
-                cubin,
-                nvrtc_version,
+                cubin: _,
+                nvrtc_version: _,
                 resources,
                 origin,
             } = kernel;
-            let function = device.with_context(|| {
-                let _uncaptured = Uncaptured::new()?;
-                Function::load(device, &cubin, &entry, spec.arch.has_clusters())
-            });
-            let function = function.map_err(|error| match error {
-                Error::Cuda { code, .. } if device::is_too_new(code) => Error::DriverTooOld {
-                    entry: entry.clone(),
-                    driver: device::driver_version(),
-                    nvrtc: nvrtc_version,
-                },
-                error => error,
-            })?;
             let report = resources.map_or("no report".into(), |resources| resources.to_string());
             log::info!("prepared {entry}: {origin}, {report}");
             functions.push(function);
@@ -181,11 +171,14 @@ impl PreparedKda {
         let Some(mut planned) = self.plan.step(step, self.faults.address)? else {
             return Ok(());
         };
-        self.residence.check(&planned.arguments)?;
+        self.residence
+            .check(&planned.arguments.pointers(), PARAMETERS)?;
         let function = &self.functions[planned.kernel];
+        let mut addresses = planned.arguments.addresses();
         self.device.with_context(|| {
-            // SAFETY: the plan checked every extent against what the caller vouches for.
-            unsafe { function.launch(stream, &planned.launch, &mut planned.arguments) }
+            // SAFETY: the arguments are the kernel's, and the plan checked every extent against what
+            // the caller vouches for.
+            unsafe { function.launch(stream, &planned.launch, &mut addresses) }
         })
     }
 
@@ -221,9 +214,27 @@ impl PreparedKda {
     }
 }
 
+/// Loads a kernel into the device's context.
+pub(crate) fn load(device: &Device, kernel: &Kernel) -> Result<Function, Error> {
+    let function = device.with_context(|| {
+        let _uncaptured = Uncaptured::new()?;
+        let dependent_launch = kernel.spec.arch.has_clusters();
+        Function::load(device, &kernel.cubin, &kernel.entry, dependent_launch)
+    });
+    function.map_err(|error| match error {
+        Error::Cuda { code, .. } if device::is_too_new(code) => Error::DriverTooOld {
+            entry: kernel.entry.clone(),
+            driver: device::driver_version(),
+            nvrtc: kernel.nvrtc_version,
+        },
+        error => error,
+    })
+}
+
 const _: () = {
     const fn any_thread<T: Send + Sync>() {}
     any_thread::<PreparedKda>();
+    any_thread::<crate::PreparedReset>();
     any_thread::<Device>();
     any_thread::<Plan>();
     any_thread::<Error>();

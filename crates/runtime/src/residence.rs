@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kda_codegen::operands::{Arguments, PARAMETERS};
+use kda_codegen::operands::Parameter;
 
 use crate::Error;
 use crate::device::owner_of;
@@ -32,22 +32,26 @@ impl Residence {
     ///
     /// [`Error::OtherDevice`] for the first that is another device's memory.
     #[inline]
-    pub(crate) fn check(&self, arguments: &Arguments) -> Result<(), Error> {
-        for (i, address) in arguments.pointers().into_iter().enumerate() {
+    pub(crate) fn check(
+        &self,
+        pointers: &[u64],
+        parameters: &'static [Parameter],
+    ) -> Result<(), Error> {
+        for (i, &address) in pointers.iter().enumerate() {
             let place = place(address);
             // Each entry stands alone, so no ordering is needed.
             if address != self.known[place].load(Ordering::Relaxed) {
-                self.ask(i, address, place)?;
+                self.ask(parameters[i].name(), address, place)?;
             }
         }
         Ok(())
     }
 
     #[cold]
-    fn ask(&self, parameter: usize, address: u64, place: usize) -> Result<(), Error> {
+    fn ask(&self, operand: &'static str, address: u64, place: usize) -> Result<(), Error> {
         if let Some(found) = owner_of(address).filter(|&found| found != self.ordinal) {
             return Err(Error::OtherDevice {
-                operand: PARAMETERS[parameter].name(),
+                operand,
                 address,
                 found,
                 expected: self.ordinal,

@@ -479,7 +479,7 @@ impl Plan {
 
 /// The bytes of a strided operand: `count` pieces of `width` bytes, `stride` bytes apart.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Extent {
+pub(crate) struct Extent {
     start: u64,
     stride: u64,
     width: u64,
@@ -488,7 +488,13 @@ struct Extent {
 
 impl Extent {
     /// Of elements; the stride was found to be at least the width.
-    fn new(start: u64, stride: i64, width: usize, count: usize, element_bytes: u64) -> Extent {
+    pub(crate) fn new(
+        start: u64,
+        stride: i64,
+        width: usize,
+        count: usize,
+        element_bytes: u64,
+    ) -> Extent {
         Extent {
             start,
             stride: (stride as u64).saturating_mul(element_bytes),
@@ -521,7 +527,7 @@ impl Extent {
     }
 
     /// Whether two operands share a byte; exact but for two interleaved ones of different strides.
-    fn overlaps(&self, other: &Extent) -> bool {
+    pub(crate) fn overlaps(&self, other: &Extent) -> bool {
         let empty = self.count == 0 || other.count == 0;
         if empty || self.start >= other.end() || other.start >= self.end() {
             return false;
@@ -576,7 +582,7 @@ fn contiguous(
     Ok(())
 }
 
-fn strided(
+pub(crate) fn strided(
     operand: &'static str,
     buffer: Buffer,
     stride: i64,

@@ -1,0 +1,217 @@
+//! Zeroes the state and conv line of slots, so that a request in a reused slot starts from nothing.
+//! One kernel, prepared apart from a model's steps.
+
+use kda_codegen::operands::reset::{Arguments, Geometry, PARAMETERS};
+use kda_codegen::schedule::MAX_REQUESTS;
+use kda_codegen::{HEAD_DIM, KernelSpec, Launch, StateDtype};
+
+use crate::device::{self, Function};
+use crate::prepared::load;
+use crate::residence::Residence;
+use crate::step::{Extent, strided};
+use crate::{Config, ConvCache, Device, Error, Kernels, Slots, StatePool, Stream};
+
+/// Threads of a block: `THREADS` in `templates/reset_constants.cuh.tera`.
+const THREADS: u32 = 256;
+
+/// The operands of one reset.
+#[derive(Clone, Copy, Debug)]
+pub struct Reset {
+    /// Rows of the slot table; 0 launches nothing.
+    pub requests: usize,
+    /// i32 `[requests, columns]`: the slots to zero, every column of every row. Values that are null
+    /// under the configuration's rule, or not below `pool_slots`, are skipped; others are distinct.
+    pub slots: Slots,
+    /// Written: a slot's whole line.
+    pub conv_cache: ConvCache,
+    /// Written: a slot's matrices.
+    pub state: StatePool,
+    /// Slots of the pools.
+    pub pool_slots: usize,
+}
+
+/// A reset as plain data: what the CUDA driver or an emulator needs.
+#[derive(Clone, Copy, Debug)]
+pub struct PlannedReset {
+    /// Dimensions.
+    pub launch: Launch,
+    /// Values of the parameters.
+    pub arguments: Arguments,
+}
+
+/// Checks a reset for a model of `config` and describes its launch; `None` when it names no slot.
+///
+/// # Errors
+///
+/// The first operand that is missing, misaligned, too short or too narrow; [`Error::TooLarge`];
+/// [`Error::Overlap`] when the pools share memory.
+pub fn plan_reset(config: &Config, reset: &Reset) -> Result<Option<PlannedReset>, Error> {
+    let columns = reset.slots.columns;
+    if reset.requests == 0 || columns == 0 {
+        return Ok(None);
+    }
+    for (what, found, most) in [
+        ("requests", reset.requests, MAX_REQUESTS),
+        ("slots columns", columns, MAX_REQUESTS),
+        ("pool_slots", reset.pool_slots, i32::MAX as usize),
+        (
+            "conv_cache length",
+            reset.conv_cache.length,
+            i32::MAX as usize,
+        ),
+    ] {
+        if found > most {
+            return Err(Error::TooLarge { what, found, most });
+        }
+    }
+    let dim = config.heads * HEAD_DIM;
+    let (line, matrices) = (3 * dim * reset.conv_cache.length, dim * HEAD_DIM);
+    let (slots, conv, state) = (&reset.slots, &reset.conv_cache, &reset.state);
+    strided(
+        "slots",
+        slots.buffer,
+        slots.stride,
+        reset.requests,
+        columns,
+        4,
+    )?;
+    strided(
+        "conv_cache",
+        conv.buffer,
+        conv.slot_stride,
+        reset.pool_slots,
+        line,
+        2,
+    )?;
+    strided(
+        "state_pool",
+        state.buffer,
+        state.slot_stride,
+        reset.pool_slots,
+        matrices,
+        16,
+    )?;
+    let state_bytes = match config.state_dtype {
+        StateDtype::F32 => 4,
+        StateDtype::Bf16 => 2,
+    };
+    if state.slot_stride % (16 / state_bytes) != 0 {
+        return Err(Error::Misaligned {
+            operand: "state_pool",
+            value: (state.slot_stride * state_bytes) as u64,
+            alignment_bytes: 16,
+        });
+    }
+    let pools = [
+        Extent::new(
+            state.buffer.address,
+            state.slot_stride,
+            matrices,
+            reset.pool_slots,
+            state_bytes as u64,
+        ),
+        Extent::new(
+            conv.buffer.address,
+            conv.slot_stride,
+            line,
+            reset.pool_slots,
+            2,
+        ),
+    ];
+    if pools[0].overlaps(&pools[1]) {
+        return Err(Error::Overlap {
+            written: "state_pool",
+            other: "conv_cache",
+        });
+    }
+    Ok(Some(PlannedReset {
+        launch: Launch {
+            grid: [config.heads as u32, reset.requests as u32, columns as u32],
+            block: [THREADS, 1, 1],
+            cluster: [1; 3],
+        },
+        arguments: Arguments {
+            slots: slots.buffer.address,
+            state_pool: state.buffer.address,
+            conv_cache: conv.buffer.address,
+            geometry: Geometry {
+                slots_stride: slots.stride,
+                conv_slot_stride: conv.slot_stride,
+                state_slot_stride: state.slot_stride,
+                conv_length: conv.length as i32,
+                pool_slots: reset.pool_slots as i32,
+            },
+        },
+    }))
+}
+
+/// The reset kernel of one model on one device, ready to launch. `Send` and `Sync`.
+///
+/// It has run in the emulator; not yet on hardware.
+pub struct PreparedReset {
+    device: Device,
+    config: Config,
+    function: Function,
+    residence: Residence,
+}
+
+impl PreparedReset {
+    /// Gets the kernel and loads it, as [`PreparedKda::prepare_caches`](crate::PreparedKda) does a
+    /// step's.
+    ///
+    /// # Errors
+    ///
+    /// As [`PreparedKda::prepare_caches`](crate::PreparedKda::prepare_caches).
+    pub fn prepare(
+        device: &Device,
+        stream: Stream,
+        config: &Config,
+        kernels: &dyn Kernels,
+    ) -> Result<PreparedReset, Error> {
+        config.validate()?;
+        // Heads are no part of the kernel; a step of as many must exist.
+        KernelSpec::new(device.arch(), config.heads).validate()?;
+        if device.with_context(|| device::is_capturing(stream))? {
+            return Err(Error::Capturing);
+        }
+        let spec = KernelSpec::reset(device.arch(), config.null_rule, config.state_dtype);
+        let kernel = kernels.kernel(&spec)?;
+        let function = load(device, &kernel)?;
+        log::info!("prepared {}: {}", kernel.entry, kernel.origin);
+        Ok(PreparedReset {
+            device: device.clone(),
+            config: *config,
+            function,
+            residence: Residence::new(device.ordinal()),
+        })
+    }
+
+    /// Launches one reset on `stream`: one kernel, no allocation, no synchronisation. Inside a
+    /// capture it becomes one kernel node; a replay reads the slot table as it is then.
+    ///
+    /// # Errors
+    ///
+    /// As [`plan_reset`]; [`Error::OtherDevice`] for memory of another device; [`Error::Cuda`].
+    ///
+    /// # Safety
+    ///
+    /// Every buffer of `reset` is device memory of this context with the stated elements, alive
+    /// until the launch has finished; no other work touches the slots meanwhile. Slots that are
+    /// neither null nor out of range are distinct.
+    pub unsafe fn run(&self, stream: Stream, reset: &Reset) -> Result<(), Error> {
+        let Some(mut planned) = plan_reset(&self.config, reset)? else {
+            return Ok(());
+        };
+        self.residence
+            .check(&planned.arguments.pointers(), PARAMETERS)?;
+        let mut addresses = planned.arguments.addresses();
+        self.device.with_context(|| {
+            // SAFETY: the arguments are the kernel's, and the plan checked every extent against what
+            // the caller vouches for.
+            unsafe {
+                self.function
+                    .launch(stream, &planned.launch, &mut addresses)
+            }
+        })
+    }
+}
