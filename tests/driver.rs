@@ -10,9 +10,13 @@ use std::sync::mpsc;
 
 use cudarc::driver::sys;
 use kda_codegen::EarlyReads;
-use kda_runtime::{Config, Device, Error, Policies, PreparedKda, Step, StepKind, Stream};
+use kda_runtime::{
+    Config, Device, Error, Policies, PreparedKda, PreparedReset, Reset, Step, StepKind, Stream,
+};
 use kda_tests::cuda::{self, CudaExecutor, DeviceMemory, check};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
+use kda_tests::replay::ReplayExecutor;
+use kda_tests::soak::{World, serve};
 use kda_tests::{Buffers, Case, Limits, judge, placed};
 
 // Builds the library beside this test.
@@ -480,6 +484,133 @@ fn c40_a_text_newer_than_the_driver_and_a_missing_entry_are_named() {
             assert!(missing.contains("cuModuleGetFunction"), "{missing}");
             let cubin = prepare(|kernel| kernel.cubin = b"\x7fELF and so on".to_vec());
             assert!(cubin.contains("cuModuleLoadData"), "{cubin}");
+        },
+    );
+}
+
+#[test]
+fn c43_weights_written_in_place_are_seen_by_graphs() {
+    over_emulated_driver(
+        "c43_weights_written_in_place_are_seen_by_graphs",
+        &[],
+        || {
+            let device = cuda::current_device().unwrap();
+            let (stream, kernels) = (cuda::new_stream().unwrap(), compiled());
+            let mut placed = Placed::new(case(31, 1));
+            let prepared = placed.prepare(&device, stream, &kernels);
+            begin(stream, GLOBAL);
+            run(&prepared, stream, &placed.step()).unwrap();
+            let (_, graph) = end(stream);
+            replay(graph, stream);
+            placed.judge();
+            let old = placed.after();
+
+            // A refit: the same problem with every weight another, written where the old ones were.
+            let addresses = placed.step();
+            let data = std::sync::Arc::make_mut(&mut placed.case.data);
+            let weights = [
+                &mut data.conv_weight,
+                &mut data.a_log,
+                &mut data.dt_bias,
+                &mut data.norm,
+            ];
+            for weight in weights {
+                weight.iter_mut().for_each(|w| *w = 0.5 * *w + 0.125);
+            }
+            data.f_b.reverse();
+            placed.buffers = Buffers::new(&placed.case);
+            let before = counts();
+            placed.upload(&placed.buffers);
+            replay(graph, stream);
+            placed.judge();
+            assert_ne!(old.out, placed.after().out);
+            // Nothing is prepared from weights, so nothing was prepared again or moved.
+            let after = counts();
+            assert_eq!(
+                (after.allocations, after.module_loads, after.kernels),
+                (before.allocations, before.module_loads, before.kernels + 1)
+            );
+            assert_eq!(addresses.weights, placed.step().weights);
+        },
+    );
+}
+
+#[test]
+fn a_soak_replays_graphs_on_two_streams() {
+    over_emulated_driver("a_soak_replays_graphs_on_two_streams", &[], || {
+        let kernels = compiled();
+        std::thread::scope(|scope| {
+            // The same world twice: each kernel is compiled once.
+            for _ in 0..2 {
+                let kernels = &kernels;
+                scope.spawn(move || {
+                    let mut world = World::new(3, 1);
+                    let mut executor = ReplayExecutor::new(kernels, &world).unwrap();
+                    let served = serve(&mut world, &mut executor, |tally| tally.steps < 12);
+                    let tally = served.unwrap_or_else(|mismatch| panic!("{mismatch}"));
+                    assert_eq!((tally.steps, executor.replays), (12, 12));
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn c31_a_reset_is_one_node_that_reads_its_table_at_replay() {
+    over_emulated_driver(
+        "c31_a_reset_is_one_node_that_reads_its_table_at_replay",
+        &[],
+        || {
+            let device = cuda::current_device().unwrap();
+            let (stream, kernels) = (cuda::new_stream().unwrap(), compiled());
+            let placed = Placed::new(case(41, 1));
+            let shape = placed.case.shape;
+            let config = placed.config();
+            let prepared = PreparedReset::prepare(&device, stream, &config, &kernels).unwrap();
+            let step = placed.step();
+            let reset = Reset {
+                requests: 2,
+                slots: step.slots,
+                conv_cache: step.conv_cache,
+                state: step.state,
+                pool_slots: step.pool_slots,
+            };
+            let run = |reset: &Reset| {
+                // SAFETY: the operands are `Placed` allocations, which outlive the launch.
+                unsafe { prepared.run(stream, reset) }
+            };
+            let before = counts();
+            begin(stream, GLOBAL);
+            run(&reset).unwrap();
+            let mut bad = reset;
+            bad.pool_slots += 1;
+            let error = run(&bad).unwrap_err();
+            assert!(matches!(error, Error::TooShort { .. }), "{error}");
+            let refused = PreparedReset::prepare(&device, stream, &config, &kernels);
+            assert!(matches!(refused.err(), Some(Error::Capturing)));
+            let (nodes, graph) = end(stream);
+            assert_eq!((nodes, counts().kernels), (1, before.kernels));
+
+            // The table is another one by the time of the replay: its second slot is null now.
+            let mut table = placed.case.clone();
+            table.slots[shape.columns] = -1;
+            let mut wanted = placed.buffers.clone();
+            wanted.put_slots(&table);
+            placed.upload(&wanted);
+            replay(graph, stream);
+            let slot = table.slots[0] as usize;
+            wanted.put_states(&shape, slot, &vec![0.0; shape.heads * kda_tests::MATRIX]);
+            for channel in 0..3 * shape.dim() {
+                for position in 0..shape.conv_len {
+                    let index = shape.conv_index(slot, channel, position);
+                    wanted.conv_cache.set_bf16(index, half::bf16::ZERO);
+                }
+            }
+            let after = placed.after();
+            assert_eq!(wanted.state, after.state);
+            assert_eq!(wanted.conv_cache, after.conv_cache);
+            assert_eq!(wanted.out, after.out);
+            assert_eq!(counts().allocations, before.allocations);
         },
     );
 }
