@@ -75,7 +75,7 @@ class Stub(unittest.TestCase):
                     has_default = p.default is not inspect.Parameter.empty
                     self.assertEqual(has_default, p.name in optional, f"{where} {p.name}")
                 checked += 1
-        self.assertGreater(checked, 8)
+        self.assertGreaterEqual(checked, 8)
 
     def test_every_member_is_described(self):
         for name, node in self.classes.items():

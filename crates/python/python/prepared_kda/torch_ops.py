@@ -2,7 +2,7 @@
 its pools. Imported by ``PreparedKda`` when its weights are torch's; the only file that imports
 torch."""
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -42,11 +42,12 @@ def _(
     """Makes no tensor."""
 
 
-def current_stream(device: torch.device) -> int:
-    """torch's current stream of a CUDA device as a handle; 0 elsewhere."""
-    if device.type != "cuda":
+def current_stream(device: Any) -> int:
+    """torch's current stream of a CUDA device of torch's as a handle; 0 elsewhere."""
+    if not isinstance(device, torch.device) or device.type != "cuda":
         return 0
-    return torch.cuda.current_stream(device).cuda_stream
+    handle: int = torch.cuda.current_stream(device).cuda_stream
+    return handle
 
 
 prepared._current_stream = current_stream
