@@ -614,3 +614,27 @@ fn c31_a_reset_is_one_node_that_reads_its_table_at_replay() {
         },
     );
 }
+
+#[test]
+fn operands_may_move_between_preparing_and_running() {
+    over_emulated_driver(
+        "operands_may_move_between_preparing_and_running",
+        &[],
+        || {
+            let device = cuda::current_device().unwrap();
+            let (stream, kernels) = (cuda::new_stream().unwrap(), compiled());
+            let first = Placed::new(case(51, 1));
+            let prepared = first.prepare(&device, stream, &kernels);
+            // Caches bound anew: other addresses, strides, line lengths; nothing of the first is kept.
+            for seed in 0..4 {
+                let mut rng = kda_tests::rng::Rng::new(seed);
+                let moved = Placed::new(first.case.restride(8 << 20, &mut rng).reslot(&mut rng));
+                run(&prepared, stream, &moved.step()).unwrap();
+                moved.judge();
+            }
+            assert_eq!(first.after(), first.buffers);
+            run(&prepared, stream, &first.step()).unwrap();
+            first.judge();
+        },
+    );
+}

@@ -211,6 +211,23 @@ fn stale_and_absurd_metadata_touches_nothing() {
     }
 }
 
+/// Two rows with one live slot break the caller's promise; the emulator says so, where a GPU would
+/// give either row's result. Null slots may repeat.
+#[test]
+fn a_live_slot_twice_in_a_batch_is_a_race() {
+    for case in [decode(1, 3), verify(1, 3, 2, 2)] {
+        let columns = case.shape.columns;
+        let mut twice = case.clone();
+        twice.slots.copy_within(0..columns, columns);
+        let mut buffers = Buffers::new(&twice);
+        let error = emulator(29).run(&twice, SINGLE, &mut buffers).unwrap_err();
+        assert!(error.to_string().starts_with("race on "), "{error}");
+        let mut nulls = case.clone();
+        nulls.slots[..2 * columns].fill(0);
+        passes(&mut emulator(30), &nulls, SINGLE);
+    }
+}
+
 /// Whatever an earlier step left in slots that are null, or about to be overwritten.
 #[test]
 fn nan_in_dead_slots_goes_nowhere() {
