@@ -178,7 +178,12 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn bundle(
+/// Writes the kernels of `specs` into one file, as cubins or as PTX.
+///
+/// # Errors
+///
+/// A kernel does not compile, or the file cannot be written.
+pub fn bundle(
     path: &Path,
     kernels: &KernelCache,
     specs: &[KernelSpec],

@@ -4,6 +4,8 @@ mod agree;
 mod bench;
 mod cases;
 mod demo;
+mod driver;
+mod engine;
 mod generate;
 mod mutate;
 mod soak;
@@ -32,6 +34,10 @@ enum Verb {
     Demo,
     /// Render and compile kernels: source, PTX, cubin and a manifest for each
     Gen(generate::Options),
+    /// Put the emulated CUDA driver into a folder: an engine's own tests find it in place of libcuda
+    Driver(driver::Options),
+    /// Run the engine in miniature over the emulated driver and compare its answers with a plain loop
+    Engine,
     /// Compare kernels with the oracle, the golden vectors and each other
     Validate(validate::Options),
     /// Compare the emulator with the GPU on the same random cases
@@ -53,6 +59,8 @@ fn main() -> ExitCode {
     let result: Result<(), Box<dyn Error>> = match Cli::parse().verb {
         Verb::Demo => demo::run(),
         Verb::Gen(options) => generate::run(&options),
+        Verb::Driver(options) => driver::run(&options),
+        Verb::Engine => engine::run(),
         Verb::Agree(options) => agree::run(&options),
         Verb::Validate(options) => validate::run(&options),
         Verb::Test(options) => test::run(&options),

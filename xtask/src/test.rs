@@ -8,7 +8,7 @@ use clap::Args;
 use kda_codegen::{Arch, KernelSpec};
 use kda_runtime::{Config, Plan, Policies, StepKind};
 
-use crate::{mutate, soak, validate};
+use crate::{engine, mutate, soak, validate};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::placed;
 
@@ -100,6 +100,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         lifetime: options.soak_steps.div_ceil(2),
         seed: SEED,
     })?;
+    println!("   {:.0} s", started.elapsed().as_secs_f64());
+
+    let started = part("an engine in miniature, over the emulated driver");
+    engine::run()?;
     println!("   {:.0} s", started.elapsed().as_secs_f64());
     println!("all passed");
     Ok(())
