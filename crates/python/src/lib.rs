@@ -12,9 +12,10 @@ mod tensor;
 
 use std::path::PathBuf;
 
-use kda_codegen::{Arch, Nvrtc, Resources};
+use kda_codegen::{Arch, KernelSpec, Nvrtc, Resources};
 use kda_runtime::{
-    Config, Device, FaultKind, Kernels, Origin, PreparedKda, StepKind, Stream, encode_bundle,
+    Config, Device, FaultKind, Kernels, Origin, PreparedKda, PreparedReset, StepKind, Stream,
+    encode_bundle,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -344,9 +345,85 @@ impl Kda {
     }
 }
 
+/// The kernel that zeroes slots, on one device.
+#[pyclass(frozen, module = "prepared_kda")]
+struct Reset {
+    prepared: PreparedReset,
+    config: Config,
+    home: Home,
+}
+
+#[pymethods]
+impl Reset {
+    #[new]
+    #[pyo3(signature = (config, *, device, stream=None, bundle=None, cache_folder=None,
+        nvrtc_folder=None, compile=true, host_memory=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        config: ConfigFields,
+        device: i32,
+        stream: Option<&Bound<'_, PyAny>>,
+        bundle: Option<Bound<'_, PyAny>>,
+        cache_folder: Option<PathBuf>,
+        nvrtc_folder: Option<PathBuf>,
+        compile: bool,
+        host_memory: bool,
+    ) -> PyResult<Reset> {
+        guarded(|| {
+            let config = config.config()?;
+            let stream = stream.map_or(Ok(0), stream_of)?;
+            let sources = SourceFields {
+                bundle,
+                cache_folder,
+                nvrtc_folder,
+                compile,
+            }
+            .sources(py)?;
+            let prepared = py.detach(|| {
+                let opened = Device::primary(device)?;
+                PreparedReset::prepare(&opened, stream as Stream, &config, &sources)
+            })?;
+            let home = Home {
+                device: Some(device),
+                host_memory,
+            };
+            Ok(Reset {
+                prepared,
+                config,
+                home,
+            })
+        })
+    }
+
+    #[pyo3(signature = (*, stream, slots, conv_cache, state))]
+    fn run(
+        &self,
+        py: Python<'_>,
+        stream: &Bound<'_, PyAny>,
+        slots: &Bound<'_, PyAny>,
+        conv_cache: &Bound<'_, PyAny>,
+        state: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        guarded(|| {
+            let stream = stream_of(stream)?;
+            let given = PyDict::new(py);
+            given.set_item("slots", slots)?;
+            given.set_item("conv_cache", conv_cache)?;
+            given.set_item("state", state)?;
+            let reset = operands::reset(&self.config, &self.home, &given)?;
+            py.detach(|| {
+                // SAFETY: as for a step.
+                unsafe { self.prepared.run(stream as Stream, &reset) }
+            })?;
+            Ok(())
+        })
+    }
+}
+
 /// Settings and policies without a device.
 #[pyclass(frozen, module = "prepared_kda")]
-struct Plan(kda_runtime::Plan);
+struct Plan(kda_runtime::Plan, Arch);
 
 #[pymethods]
 impl Plan {
@@ -356,7 +433,8 @@ impl Plan {
             let arch = arch.parse()?;
             let config = config.config()?;
             let policies = policies_of(arch, &config, &policies)?;
-            Ok(Plan(kda_runtime::Plan::new(arch, &config, &policies)?))
+            let plan = kda_runtime::Plan::new(arch, &config, &policies)?;
+            Ok(Plan(plan, arch))
         })
     }
 
@@ -408,11 +486,12 @@ impl Plan {
         })
     }
 
-    #[pyo3(signature = (*, nvrtc_folder=None, ptx=false))]
+    #[pyo3(signature = (*, nvrtc_folder=None, reset=false, ptx=false))]
     fn bundle<'py>(
         &self,
         py: Python<'py>,
         nvrtc_folder: Option<PathBuf>,
+        reset: bool,
         ptx: bool,
     ) -> PyResult<Bound<'py, PyBytes>> {
         guarded(|| {
@@ -427,7 +506,13 @@ impl Plan {
                         kda_runtime::Kernel::compiled(&compiled)
                     }
                 };
-                let kernels: Result<Vec<_>, _> = self.0.kernels().iter().map(kernel).collect();
+                let mut specs = self.0.kernels().to_vec();
+                if reset {
+                    let config = self.0.config();
+                    let (null_rule, state_dtype) = (config.null_rule, config.state_dtype);
+                    specs.push(KernelSpec::reset(self.1, null_rule, state_dtype));
+                }
+                let kernels: Result<Vec<_>, _> = specs.iter().map(kernel).collect();
                 encode_bundle(&kernels?)
             })?;
             Ok(PyBytes::new(py, &bytes))
@@ -449,6 +534,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let _ = logger.filter(log::LevelFilter::Info).install();
     module.add_class::<Kda>()?;
     module.add_class::<Plan>()?;
+    module.add_class::<Reset>()?;
     module.add_class::<Weights>()?;
     module.add_class::<Kernel>()?;
     module.add_class::<Faults>()?;

@@ -3,7 +3,7 @@
 
 use kda_codegen::{CONV_WIDTH, ConvLayout, GATE_RANK, HEAD_DIM, StateDtype};
 use kda_runtime::{
-    Buffer, Config, ConvCache, Projected, Rows, Slots, StatePool, Step, StepKind, Weights,
+    Buffer, Config, ConvCache, Projected, Reset, Rows, Slots, StatePool, Step, StepKind, Weights,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -247,17 +247,8 @@ pub(crate) fn step(
         (projected, count, "qkv")
     };
 
-    let slots = named.view(&named.required("slots")?, "slots", Dtype::I32)?;
-    let columns = match slots.shape() {
-        [_] => 1,
-        [_, columns] => *columns,
-        found => {
-            return Err(value(format!(
-                "slots has shape {found:?}, expected [requests] or [requests, columns]"
-            )));
-        }
-    };
-    let slot_rows = rows(&slots, "slots", columns)?;
+    let (slots, _) = slot_table(&named)?;
+    let columns = slots.columns;
 
     let accepted = named.optional("accepted")?;
     let tokens = named.optional("tokens")?;
@@ -312,11 +303,7 @@ pub(crate) fn step(
         state: pools.state,
         state_source: pools.state_source,
         pool_slots: pools.slots,
-        slots: Slots {
-            buffer: slot_rows.buffer,
-            stride: slot_rows.stride,
-            columns,
-        },
+        slots,
         accepted,
         out,
     })
@@ -387,6 +374,41 @@ fn pools(config: &Config, named: &Named<'_, '_>) -> Outcome<Pools> {
         state: pool_of(state),
         state_source,
         slots: pool_slots,
+    })
+}
+
+/// The slot table and its rows.
+fn slot_table(named: &Named<'_, '_>) -> Outcome<(Slots, usize)> {
+    let slots = named.view(&named.required("slots")?, "slots", Dtype::I32)?;
+    let columns = match slots.shape() {
+        [_] => 1,
+        [_, columns] => *columns,
+        found => {
+            return Err(value(format!(
+                "slots has shape {found:?}, expected [requests] or [requests, columns]"
+            )));
+        }
+    };
+    let slot_rows = rows(&slots, "slots", columns)?;
+    let table = Slots {
+        buffer: slot_rows.buffer,
+        stride: slot_rows.stride,
+        columns,
+    };
+    Ok((table, slots.shape()[0]))
+}
+
+/// The reset that `given` describes; its requests are the slot table's rows.
+pub(crate) fn reset(config: &Config, home: &Home, given: &Bound<'_, PyDict>) -> Outcome<Reset> {
+    let named = Named { given, home };
+    let (slots, requests) = slot_table(&named)?;
+    let pools = pools(config, &named)?;
+    Ok(Reset {
+        requests,
+        slots,
+        conv_cache: pools.conv_cache,
+        state: pools.state,
+        pool_slots: pools.slots,
     })
 }
 

@@ -367,7 +367,8 @@ COMPILE = """
 import pickle, sys
 import prepared_kda
 arch, config, policies = pickle.load(sys.stdin.buffer)
-sys.stdout.buffer.write(prepared_kda.Plan(arch, config, policies).bundle(ptx=True))
+plan = prepared_kda.Plan(arch, config, policies)
+sys.stdout.buffer.write(plan.bundle(ptx=True, reset=not policies))
 """
 
 
@@ -387,7 +388,7 @@ def ptx(arch, config, policies):
 
 
 def sources(config, policies, arch="sm_90a"):
-    """Keyword arguments that make kernels for the driver at hand."""
+    """Keyword arguments that make kernels for the driver at hand; without policies, the reset's."""
     if driver().emulated:
         bundle = ptx(arch, config, tuple(policies))
         return dict(bundle=bundle, cache_folder="off", compile=False)

@@ -8,7 +8,7 @@ import types
 import unittest
 
 import prepared_kda
-from prepared_kda import Kda, Policy, PreparedKda
+from prepared_kda import Kda, Policy, PreparedKda, Reset
 from support import Device, Fixture, FIXTURES, Host, Interface, Tensor, driver, fixtures, sources
 
 try:
@@ -285,6 +285,51 @@ class Refusals(unittest.TestCase):
         self.assertEqual(kernel.verify_tokens, 4)
         self.assertIn("verify", kernel.entry)
         self.assertIn("1 heads on cuda:0", repr(self.kda))
+
+
+class Resets(unittest.TestCase):
+    def test_named_slots_are_zeroed_and_others_kept(self):
+        fixture = Fixture(FIXTURES / "verify_h1_b2_t4.safetensors")
+        for layout in ("dim-first", "token-first"):
+            config = fixture.config(conv_layout=layout)
+            reset = Reset(config, device=0, **sources(config, []))
+            given = fixture.operands(Device)
+            conv, state = given["conv_cache"], given["state"]
+            if layout == "token-first":
+                conv = conv.transpose(1, 2).contiguous()
+            lines, matrices = conv.tolist(), state.tolist()
+            # Two columns of a wider table; 0 and -1 are null, 10 is no slot.
+            table = Tensor.of(Device, (3, 5), "int32")
+            table.put([7, 2, 5, 7, 7, 7, 0, 9, 7, 7, 7, 10, -1, 7, 7])
+            slots = Tensor(table.memory, (3, 2), "int32", (5, 1), offset=1)
+            reset.run(stream=0, slots=slots, conv_cache=conv, state=state)
+            for slot in (2, 5, 9):
+                lines[slot * 2304 : (slot + 1) * 2304] = [0] * 2304
+                matrices[slot * 16384 : (slot + 1) * 16384] = [0.0] * 16384
+            self.assertEqual(conv.tolist(), lines)
+            self.assertEqual(state.tolist(), matrices)
+            one = Tensor.of(Device, (1,), "int32")
+            one.put([1])
+            reset.run(stream=0, slots=one, conv_cache=conv, state=state)
+            matrices[16384 : 2 * 16384] = [0.0] * 16384
+            self.assertEqual(state.tolist(), matrices)
+
+    def test_bad_operands_are_refused(self):
+        fixture = Fixture(FIXTURES / "verify_h1_b2_t4.safetensors")
+        config = fixture.config()
+        reset = Reset(config, device=0, **sources(config, []))
+        given = fixture.operands(Device)
+        good = {name: given[name] for name in ("slots", "conv_cache", "state")}
+        host = fixture.operands(Host)
+        for name in good:
+            with self.assertRaisesRegex(ValueError, f"{name} is in host memory"):
+                reset.run(stream=0, **{**good, name: host[name]})
+        with self.assertRaisesRegex(ValueError, "slots has dtype float32, expected int32"):
+            reset.run(stream=0, **{**good, "slots": given["state"]})
+        with self.assertRaisesRegex(TypeError, "stream"):
+            reset.run(**good)
+        with self.assertRaisesRegex(ValueError, "heads is 0"):
+            Reset(fixture.config(heads=0), device=0, **sources(config, []))
 
 
 class Capture(unittest.TestCase):

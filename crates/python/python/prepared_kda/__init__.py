@@ -4,7 +4,7 @@
 torch or from whatever has an array interface. Importing this package imports no tensor library.
 """
 
-from ._native import OPERANDS, Faults, Kda, Kernel, Launch, Plan, Weights, __version__
+from ._native import OPERANDS, Faults, Kda, Kernel, Launch, Plan, Reset, Weights, __version__
 from .prepared import PreparedKda, decode_conv_weight
 from .settings import Config, Policy
 
@@ -18,6 +18,7 @@ __all__ = [
     "Plan",
     "Policy",
     "PreparedKda",
+    "Reset",
     "Weights",
     "__version__",
     "decode_conv_weight",

@@ -197,6 +197,32 @@ class Kda:
         """Ordinal of its device."""
 
 @final
+class Reset:
+    """The kernel that zeroes the state and window of slots, so that a request in a reused slot
+    starts from nothing. Not yet run on hardware."""
+
+    def __new__(
+        cls,
+        config: Config,
+        *,
+        device: int,
+        stream: Optional[_Stream] = None,
+        bundle: Union[bytes, _Path, None] = None,
+        cache_folder: Optional[_Path] = None,
+        nvrtc_folder: Optional[_Path] = None,
+        compile: bool = True,
+        host_memory: bool = False,
+    ) -> Reset:
+        """Gets and loads the kernel, with the keywords of ``Kda``."""
+
+    def run(
+        self, *, stream: _Stream, slots: _Tensor, conv_cache: _Tensor, state: _Tensor
+    ) -> None:
+        """Zeroes every slot of an i32 table [requests] or [requests, columns], any row stride, in
+        pools as ``Kda.run`` takes them: one kernel, fine inside a capture. Null values and values
+        that are no slot are skipped, the others are distinct."""
+
+@final
 class Plan:
     """Settings and policies without a device: checks, and kernels ahead of time."""
 
@@ -231,9 +257,16 @@ class Plan:
     ) -> List[Kernel]:
         """Gets every kernel, from where ``Kda`` would, which fills the disk cache."""
 
-    def bundle(self, *, nvrtc_folder: Optional[_Path] = None, ptx: bool = False) -> bytes:
+    def bundle(
+        self,
+        *,
+        nvrtc_folder: Optional[_Path] = None,
+        reset: bool = False,
+        ptx: bool = False,
+    ) -> bytes:
         """Compiles every kernel into a bundle, for ``bundle`` of ``Kda`` on a machine without
-        libnvrtc; ``ptx``: as PTX, for the emulated driver."""
+        libnvrtc. ``reset``: and the kernel of ``Reset``; ``ptx``: as PTX, for the emulated
+        driver."""
 
     @property
     def policies(self) -> List[Tuple[int, int, int]]:
