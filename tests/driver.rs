@@ -11,7 +11,8 @@ use std::sync::mpsc;
 use cudarc::driver::sys;
 use kda_codegen::EarlyReads;
 use kda_runtime::{
-    Config, Device, Error, Policies, PreparedKda, PreparedReset, Reset, Step, StepKind, Stream,
+    Buffer, Config, Device, Error, Policies, PreparedKda, PreparedReset, Projected,
+    ProjectionLayout, Reset, Rows, Step, StepKind, Stream,
 };
 use kda_tests::cuda::{self, CudaExecutor, DeviceMemory, check};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
@@ -347,6 +348,76 @@ fn c02_run_allocates_loads_and_waits_for_nothing_and_copies_no_pool() {
                 ..before
             };
             assert_eq!(counts(), expected);
+        },
+    );
+}
+
+#[test]
+fn columns_in_any_order_and_buffers_of_their_own_give_the_same_bits() {
+    over_emulated_driver(
+        "columns_in_any_order_and_buffers_of_their_own_give_the_same_bits",
+        &[],
+        || {
+            let device = cuda::current_device().unwrap();
+            let (stream, kernels) = (cuda::new_stream().unwrap(), compiled());
+            let placed = Placed::new(case(31, 2));
+            let prepared = placed.prepare(&device, stream, &kernels);
+            run(&prepared, stream, &placed.step()).unwrap();
+            placed.judge();
+            let expected = placed.after();
+
+            let shape = &placed.case.shape;
+            let (heads, dim, rows) = (shape.heads, shape.dim(), shape.rows());
+            let standard = ProjectionLayout::standard(heads);
+            // Beta and F_A before q, k, v, with gaps; the output gate in a buffer of its own.
+            let layout = ProjectionLayout {
+                beta: 3,
+                f_a: 5 + heads,
+                qkv: 140 + heads,
+                ..standard
+            };
+            let (pitch, gate_pitch) = (layout.qkv + 3 * dim + 9, dim + 1);
+            let mut packed = vec![kda_tests::POISON_BF16; rows * pitch];
+            let mut gates = vec![kda_tests::POISON_BF16; rows * gate_pitch];
+            for row in 0..rows {
+                let from = row * shape.pitch;
+                let mut copy = |to: usize, column: usize, width: usize| {
+                    for i in 0..width {
+                        packed[row * pitch + to + i] =
+                            placed.buffers.projected.bf16(from + column + i).to_bits();
+                    }
+                };
+                copy(layout.beta, standard.beta, heads);
+                copy(layout.f_a, standard.f_a, 128);
+                copy(layout.qkv, 0, 3 * dim);
+                for i in 0..dim {
+                    let gate = placed
+                        .buffers
+                        .projected
+                        .bf16(from + standard.output_gate + i);
+                    gates[row * gate_pitch + i] = gate.to_bits();
+                }
+            }
+            let upload = |values: &[u16]| {
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                let memory = DeviceMemory::new(bytes.len()).unwrap();
+                memory.upload(0, &bytes).unwrap();
+                memory
+            };
+            let (packed_memory, gate_memory) = (upload(&packed), upload(&gates));
+            placed.upload(&placed.buffers);
+            let mut step = placed.step();
+            step.projected = Projected::with_layout(
+                Buffer::new(packed_memory.address, packed.len()),
+                pitch as i64,
+                &layout,
+            );
+            step.projected.output_gate = Rows {
+                buffer: Buffer::new(gate_memory.address, gates.len()),
+                stride: gate_pitch as i64,
+            };
+            run(&prepared, stream, &step).unwrap();
+            assert!(placed.after() == expected, "the bits differ");
         },
     );
 }

@@ -14,7 +14,7 @@ use crate::{driver, generate};
 /// Settings of the runs, side by side: as deep as Kimi K3 for a few steps, and long enough for
 /// requests to come and go.
 const RUNS: [&[&str]; 2] = [
-    &["--layers", "69", "--steps", "3", "--seed", "1"],
+    &["--layers", "69", "--steps", "4", "--seed", "6"],
     &["--layers", "4", "--steps", "30", "--seed", "2"],
 ];
 

@@ -35,6 +35,7 @@ mod prepared;
 mod reset;
 mod residence;
 mod step;
+mod weights;
 
 pub use bundle::{Defect, Difference, KernelBundle, encode_bundle};
 pub use cache::{CACHE_VARIABLE, DiskCache};
@@ -46,5 +47,7 @@ pub use key::KernelKey;
 pub use prepared::{FaultKind, Faults, KernelInfo, PreparedKda};
 pub use reset::{PlannedReset, PreparedReset, Reset, plan_reset};
 pub use step::{
-    Buffer, ConvCache, Plan, Planned, Projected, Rows, Slots, StatePool, Step, Weights,
+    Buffer, ConvCache, Plan, Planned, Projected, ProjectionLayout, Rows, Slots, StatePool, Step,
+    Weights,
 };
+pub use weights::{ConvWeight, decode_conv_weight};

@@ -44,10 +44,58 @@ pub struct Projected {
     pub beta: Rows,
 }
 
+/// Where the columns of a packed projection start, in elements of its rows. q, k and v are one block
+/// `[3 dim]` in this order; the four blocks may lie in any order, with anything between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProjectionLayout {
+    /// q, k, v, `[3 dim]`.
+    pub qkv: usize,
+    /// Output gate, `[dim]`.
+    pub output_gate: usize,
+    /// F_A, `[128]`.
+    pub f_a: usize,
+    /// Beta, `[heads]`.
+    pub beta: usize,
+}
+
+impl ProjectionLayout {
+    /// q, k, v · output gate · F_A · beta, back to back: vLLM's order.
+    pub fn standard(heads: usize) -> ProjectionLayout {
+        let dim = heads * HEAD_DIM;
+        ProjectionLayout {
+            qkv: 0,
+            output_gate: 3 * dim,
+            f_a: 4 * dim,
+            beta: 4 * dim + GATE_RANK,
+        }
+    }
+}
+
 impl Projected {
     /// Views of one packed bf16 buffer `[rows, pitch]`: q, k, v · output gate · F_A · beta.
     pub fn packed(buffer: Buffer, pitch: i64, heads: usize) -> Projected {
-        let dim = heads * HEAD_DIM;
+        Projected::with_layout(buffer, pitch, &ProjectionLayout::standard(heads))
+    }
+
+    /// Views of one packed bf16 buffer `[rows, pitch]` in another order. A part that lies in a buffer
+    /// of its own replaces its view.
+    ///
+    /// ```
+    /// use kda_runtime::{Buffer, Projected, ProjectionLayout, Rows};
+    ///
+    /// # let (packed, betas) = (Buffer::new(4096, 100_000), Buffer::new(1 << 20, 1000));
+    /// // A model that packs the output gate first, and keeps beta elsewhere.
+    /// let (heads, dim) = (12, 12 * 128);
+    /// let layout = ProjectionLayout {
+    ///     output_gate: 0,
+    ///     qkv: dim,
+    ///     f_a: 4 * dim,
+    ///     ..ProjectionLayout::standard(heads)
+    /// };
+    /// let mut projected = Projected::with_layout(packed, (4 * dim + 128) as i64, &layout);
+    /// projected.beta = Rows { buffer: betas, stride: heads as i64 };
+    /// ```
+    pub fn with_layout(buffer: Buffer, pitch: i64, layout: &ProjectionLayout) -> Projected {
         let from = |column: usize| Rows {
             buffer: Buffer {
                 address: if buffer.address == 0 {
@@ -60,10 +108,10 @@ impl Projected {
             stride: pitch,
         };
         Projected {
-            qkv: from(0),
-            output_gate: from(3 * dim),
-            f_a: from(4 * dim),
-            beta: from(4 * dim + GATE_RANK),
+            qkv: from(layout.qkv),
+            output_gate: from(layout.output_gate),
+            f_a: from(layout.f_a),
+            beta: from(layout.beta),
         }
     }
 }
