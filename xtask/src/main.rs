@@ -1,5 +1,6 @@
 //! The project's commands. Each verb is one file; none holds library logic.
 
+mod accuracy;
 mod agree;
 mod bench;
 mod cases;
@@ -40,6 +41,8 @@ enum Verb {
     Engine,
     /// Compare kernels with the oracle, the golden vectors and each other
     Validate(validate::Options),
+    /// One request over thousands of decode steps: what f32 and bf16 states lose with time
+    Accuracy(accuracy::Options),
     /// Compare the emulator with the GPU on the same random cases
     Agree(agree::Options),
     /// Everything that needs no GPU: unit and property tests, every kernel compiled, the emulator
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Verb::Gen(options) => generate::run(&options),
         Verb::Driver(options) => driver::run(&options),
         Verb::Engine => engine::run(),
+        Verb::Accuracy(options) => accuracy::run(&options),
         Verb::Agree(options) => agree::run(&options),
         Verb::Validate(options) => validate::run(&options),
         Verb::Test(options) => test::run(&options),

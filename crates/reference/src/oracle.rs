@@ -89,17 +89,31 @@ impl<'a> Oracle<'a> {
 
     /// What `request` must give; nothing for null requests and requests at fault.
     pub fn request(&self, request: usize) -> Option<Exact> {
-        let Plan::Live {
-            first,
-            source,
-            offset,
-            ..
-        } = self
-            .shape
-            .plan(self.inputs.slots, self.inputs.accepted, request)
-        else {
+        let Plan::Live { source, .. } = self.plan(request) else {
             return None;
         };
+        let start = self.shape.state_index(source, 0);
+        let state = &self.state[start..start + self.shape.dim() * HEAD_DIM];
+        let state: Vec<f64> = state.iter().map(|&s| s.into()).collect();
+        self.request_from(request, &state)
+    }
+
+    fn plan(&self, request: usize) -> Plan {
+        self.shape
+            .plan(self.inputs.slots, self.inputs.accepted, request)
+    }
+
+    /// As [`request`](Self::request), from a state `[heads, 128 values, 128 keys]` of the caller's in
+    /// place of the pool's: what the oracle gave for an earlier step is not rounded in between.
+    ///
+    /// # Panics
+    ///
+    /// If `state` has another length.
+    pub fn request_from(&self, request: usize, state: &[f64]) -> Option<Exact> {
+        let Plan::Live { first, offset, .. } = self.plan(request) else {
+            return None;
+        };
+        assert_eq!(state.len(), self.shape.dim() * HEAD_DIM);
         let Shape { heads, tokens, .. } = *self.shape;
         let (dim, size) = (self.shape.dim(), HEAD_DIM * HEAD_DIM);
         let history = self.history(request, first, offset);
@@ -116,11 +130,7 @@ impl<'a> Oracle<'a> {
             exact.line.extend_from_slice(&channel[1..]);
         }
         for head in 0..heads {
-            let start = self.shape.state_index(source, head);
-            let mut state: Vec<f64> = self.state[start..start + size]
-                .iter()
-                .map(|&s| s.into())
-                .collect();
+            let mut state = state[head * size..(head + 1) * size].to_vec();
             let mut error = vec![0.0; size];
             for token in 0..tokens {
                 let row = request * tokens + token;
