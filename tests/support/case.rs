@@ -111,11 +111,12 @@ impl Case {
     ) -> Case {
         let mut rng = Rng::stream(seed, 2);
         shape.columns = shape.tokens + if verify { slack(&mut rng, 4) } else { 0 };
-        // A stream of its own: the other cases are those of their seeds without it.
-        let mut wide = Rng::stream(seed, 6);
-        if verify && wide.below(8) == 0 {
-            shape.columns = WARP_COLUMNS.max(shape.tokens) + wide.between(1, 38);
+        // A stream of its own: what the others draw does not depend on it.
+        let mut rare = Rng::stream(seed, 6);
+        if verify && rare.below(8) == 0 {
+            shape.columns = WARP_COLUMNS.max(shape.tokens) + rare.between(1, 38);
         }
+        let empty = limits.odd_percent > 0 && rare.below(if verify { 16 } else { 6 }) == 0;
         let request_slots = crate::slots::distinct(&shape);
         strides(&mut shape, &mut rng);
         shape.eps = rng.pick(&[1e-5, 1e-6, 1e-3]);
@@ -123,6 +124,9 @@ impl Case {
         let most = (limits.max_pool_bytes / slot_bytes(&shape)).saturating_sub(4) / request_slots;
         shape.requests = requests.min(most.max(1));
         shape.pool_slots = shape.requests * request_slots + 1 + rng.between(1, 3);
+        if empty {
+            shape.pool_slots = 0;
+        }
         let skew = skew(&mut rng);
         let regime = rng.pick(&limits.regimes);
         let (slots, accepted) = crate::slots::draw(&shape, verify, limits.odd_percent, &mut rng);

@@ -87,6 +87,8 @@ impl Coverage {
         expect("request", "live");
         if limits.odd_percent > 0 {
             expect("request", "null");
+            expect("pools", "slots");
+            expect("pools", "empty");
             expect("request", "slot beyond the pool");
             expect("request", "accepted outside");
             expect("request", "null source");
@@ -151,6 +153,12 @@ impl Coverage {
             _ => "as tokens",
         };
         self.count("slot columns", columns);
+        let pools = if shape.pool_slots == 0 {
+            "empty"
+        } else {
+            "slots"
+        };
+        self.count("pools", pools);
         let aligned = case.skew.projected == 0;
         self.count(
             "projected start",

@@ -45,6 +45,9 @@ pub(crate) fn draw(
         NullRule::NonPositive => 1,
         NullRule::Negative => 0,
     };
+    if shape.pool_slots == 0 {
+        return without_pool(shape, verify, rng);
+    }
     let mut free: Vec<i32> = (lowest..shape.pool_slots as i32).collect();
     rng.shuffle(&mut free);
     let (wide, width) = (columns > WARP_COLUMNS, distinct(shape));
@@ -125,6 +128,22 @@ pub(crate) fn draw(
         }
     }
     (slots, verify.then_some(accepted))
+}
+
+/// Of pools without a slot: every request is null or at fault.
+fn without_pool(shape: &Shape, verify: bool, rng: &mut Rng) -> (Vec<i32>, Option<Vec<i32>>) {
+    let slot = |rng: &mut Rng| match rng.chance(70) {
+        true => null(shape.null_rule, rng),
+        false => beyond(shape, rng),
+    };
+    let slots = (0..shape.requests * shape.columns).map(|_| slot(rng));
+    let slots = slots.collect();
+    let count = |rng: &mut Rng| match rng.chance(20) {
+        true => outside(shape.columns, rng),
+        false => rng.between(1, shape.columns) as i32,
+    };
+    let accepted = verify.then(|| (0..shape.requests).map(|_| count(rng)).collect());
+    (slots, accepted)
 }
 
 fn odd_kind(shape: &Shape, verify: bool, rng: &mut Rng) -> Kind {

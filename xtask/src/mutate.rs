@@ -912,8 +912,7 @@ static MUTATIONS: &[Mutation] = &[
         decode,
         "r.fault = !is_null(r.window) && r.window >=",
         "r.fault = r.window >=",
-    )
-    .survives(REDUNDANT),
+    ),
     change(
         "accepted below 1",
         SLOTS,
@@ -1033,7 +1032,7 @@ static MUTATIONS: &[Mutation] = &[
         CONV,
         shared_gate,
         "if (LATE_LINE && KEEP_LINE && n >= 1) in.opening[pass][n - 1]",
-        "if (LATE_LINE && KEEP_LINE) in.opening[pass][n == 0 ? 1 : n - 1]",
+        "if (LATE_LINE && KEEP_LINE) in.opening[pass][n - 1]",
     ),
     change(
         "early line opened by every chunk",

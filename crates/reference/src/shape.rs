@@ -209,11 +209,7 @@ impl Shape {
         conv_cache: &[bf16],
         state: &[f32],
     ) -> Result<(), Error> {
-        for (count, value) in [
-            ("heads", self.heads),
-            ("tokens", self.tokens),
-            ("pool_slots", self.pool_slots),
-        ] {
+        for (count, value) in [("heads", self.heads), ("tokens", self.tokens)] {
             if value == 0 {
                 return Err(Error::Zero { count });
             }
