@@ -38,7 +38,7 @@ pub struct Options {
     /// Numbers of tokens to draw from
     #[arg(long, value_delimiter = ',', default_values_t = test::TOKENS)]
     tokens: Vec<usize>,
-    /// Different specialisations the cases share
+    /// Different specialisations the cases share; 0: no limit
     #[arg(long, default_value_t = test::SPECIALISATIONS)]
     specialisations: u64,
     /// Mutations run side by side

@@ -45,8 +45,8 @@ pub struct Options {
     /// Numbers of tokens to draw from
     #[arg(long, value_delimiter = ',')]
     pub tokens: Option<Vec<usize>>,
-    /// Different specialisations the cases share; each compiles once a mode
-    #[arg(long, default_value_t = test::SPECIALISATIONS)]
+    /// Different specialisations the cases share, each compiled once a mode; 0: no limit
+    #[arg(long, default_value_t = 64)]
     pub specialisations: u64,
     /// Cases run side by side, which changes no result; 0: one for each core
     #[arg(long, default_value_t = 0)]

@@ -450,7 +450,7 @@ impl Plan {
                 16,
             )?;
             if pool.slot_stride % state_alignment != 0 {
-                let bytes = pool.slot_stride * 16 / state_alignment;
+                let bytes = pool.slot_stride.saturating_mul(16 / state_alignment);
                 return Err(Error::Misaligned {
                     operand,
                     value: bytes as u64,
@@ -566,12 +566,11 @@ impl Extent {
     /// Whether any piece lies in `from..to`.
     fn reaches(&self, from: u64, to: u64) -> bool {
         // The first piece that ends after `from`.
-        let first = if self.start + self.width > from {
-            0
-        } else {
-            (from - self.start - self.width) / self.stride.max(1) + 1
-        };
-        first < self.count && self.start + first * self.stride < to
+        let first = from
+            .checked_sub(self.start.saturating_add(self.width))
+            .map_or(0, |past| past / self.stride.max(1) + 1);
+        let reach = first.saturating_mul(self.stride);
+        first < self.count && self.start.saturating_add(reach) < to
     }
 
     /// Whether two operands share a byte; exact but for two interleaved ones of different strides.
