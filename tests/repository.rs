@@ -29,7 +29,9 @@ const UNSAFE: &[(&str, &str)] = &[
     ),
     ("crates/runtime/src/device.rs", "calls of the CUDA driver"),
     ("crates/runtime/src/prepared.rs", "the launch"),
+    ("crates/runtime/src/reset.rs", "the reset's launch"),
     ("crates/runtime/tests/allocation.rs", "a counting allocator"),
+    ("tests/capi.rs", "calls of the C interface"),
     ("tests/driver.rs", "launches over the emulated driver"),
     ("tests/engine/src/main.rs", "an engine's own CUDA calls"),
     ("tests/support/cuda.rs", "calls of the CUDA driver"),
@@ -113,6 +115,7 @@ fn unsafe_code_is_confined_and_gives_its_reasons() {
     let mut allowed: BTreeMap<&str, bool> = UNSAFE.iter().map(|(file, _)| (*file, false)).collect();
     assert_eq!(allowed.len(), UNSAFE.len(), "a file occurs twice");
     let files = rust_files();
+    let mut strange = Vec::new();
     assert!(files.len() > 50, "{files:?}");
     for file in files {
         let text = fs::read_to_string(root().join(&file)).unwrap();
@@ -121,10 +124,8 @@ fn unsafe_code_is_confined_and_gives_its_reasons() {
             continue;
         }
         let Some(used) = allowed.get_mut(file.as_str()) else {
-            panic!(
-                "{file}:{} is unsafe, and the file is not among those that may be",
-                found[0].line
-            );
+            strange.push(format!("{file}:{}", found[0].line));
+            continue;
         };
         *used = true;
         for place in found.iter().filter(|place| place.owes_a_reason) {
@@ -135,6 +136,10 @@ fn unsafe_code_is_confined_and_gives_its_reasons() {
             );
         }
     }
+    assert!(
+        strange.is_empty(),
+        "unsafe code outside the files that may hold it: {strange:?}"
+    );
     let unused: Vec<&str> = allowed
         .iter()
         .filter(|(_, used)| !**used)

@@ -1,6 +1,7 @@
 //! `test`: everything that needs no GPU, as CI runs it.
 
 use std::error::Error;
+use std::ffi::OsStr;
 use std::process::Command;
 use std::time::Instant;
 
@@ -49,10 +50,13 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     part("every guard of the templates is in the list of mutations");
     mutate::check()?;
 
+    part("dependencies: licences, bans, sources");
+    deny(&cargo)?;
+
     let started = part("unit, integration and documentation tests");
     // Tests that compile kernels must not skip for want of the library.
     load_nvrtc()?;
-    let status = Command::new(cargo)
+    let status = Command::new(&cargo)
         .args(["test", "--workspace", "--quiet"])
         .env("KDA_REQUIRE_NVRTC", "1")
         .status()?;
@@ -107,6 +111,23 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     engine::run()?;
     println!("   {:.0} s", started.elapsed().as_secs_f64());
     println!("all passed");
+    Ok(())
+}
+
+/// Runs cargo-deny where it is installed. Advisories need a network and are left to others.
+fn deny(cargo: &OsStr) -> Result<(), Box<dyn Error>> {
+    let version = Command::new(cargo).args(["deny", "--version"]).output()?;
+    if !version.status.success() {
+        println!(
+            "   not checked here: cargo-deny is not installed; a test holds licences and sources"
+        );
+        return Ok(());
+    }
+    let checks = ["deny", "--offline", "check", "licenses", "bans", "sources"];
+    let status = Command::new(cargo).args(checks).status()?;
+    if !status.success() {
+        return Err("cargo deny failed".into());
+    }
     Ok(())
 }
 

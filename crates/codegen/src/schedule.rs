@@ -71,3 +71,24 @@ impl KernelSpec {
         by_registers.min(by_threads).max(1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Arch, GateSchedule, KernelSpec};
+
+    /// The kernel's clamps of a gate's index are for modes that do not exist.
+    #[test]
+    fn no_mode_has_more_gate_groups_than_gates() {
+        for &arch in Arch::ALL {
+            let modes = KernelSpec::new(arch, 1).legal_modes();
+            assert!(!modes.is_empty());
+            for mode in modes {
+                let gates = match mode.gate_schedule {
+                    GateSchedule::Block => 128,
+                    GateSchedule::Cluster => 128 / mode.value_split,
+                };
+                assert!(mode.threads / 8 <= gates, "{mode} on {arch}");
+            }
+        }
+    }
+}
