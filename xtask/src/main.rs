@@ -8,6 +8,7 @@ mod demo;
 mod driver;
 mod engine;
 mod generate;
+mod launch_cost;
 mod mutate;
 mod soak;
 mod test;
@@ -56,6 +57,8 @@ enum Verb {
     Cases,
     /// Time steps on the GPU: layers in one graph, cold caches, checked outputs
     Bench(bench::Options),
+    /// Host time of a launch on the GPU, against a bare cuLaunchKernelEx
+    LaunchCost(launch_cost::Options),
 }
 
 fn main() -> ExitCode {
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Verb::Soak(options) => soak::run(&options),
         Verb::Cases => cases::run(),
         Verb::Bench(options) => bench::run(&options),
+        Verb::LaunchCost(options) => launch_cost::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
