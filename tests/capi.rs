@@ -232,9 +232,11 @@ fn a_c_program_decodes_and_verifies_on_the_emulated_driver() {
         let kinds = [placed::kind(&case)];
         let policies = Policies::for_device(Arch::Sm90a, 1, config.early_reads, &kinds);
         let plan = Plan::new(Arch::Sm90a, &config, &policies).unwrap();
+        let reset = KernelSpec::reset(Arch::Sm90a, config.null_rule, config.state_dtype);
         let ptx: Vec<Kernel> = plan
             .kernels()
             .iter()
+            .chain([&reset])
             .map(|spec| Kernel::ptx(&kernels.kernel(spec).unwrap()).unwrap())
             .collect();
         let bundle = folder.join("kda.bundle");

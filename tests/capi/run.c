@@ -132,6 +132,34 @@ int main(int argc, char **argv) {
     }
     EXPECT(fclose(results) == 0);
 
+    /* The first request's first slot, zeroed for another request. */
+    KdaPreparedReset *reset = NULL;
+    EXPECT(kda_reset_prepare(device, stream, config, &sources, &reset) == KDA_STATUS_OK);
+    KdaReset operands;
+    memset(&operands, 0, sizeof operands);
+    operands.requests = 1;
+    operands.slots = step->slots;
+    operands.slot_columns = 1;
+    operands.conv_cache = step->conv_cache;
+    operands.conv_length = step->conv_length;
+    operands.state = step->state;
+    operands.pool_slots = step->pool_slots;
+    EXPECT(kda_reset_run(reset, stream, &operands) == KDA_STATUS_OK);
+    DRIVER(cuStreamSynchronize, stream);
+    DRIVER(cuMemcpyDtoH_v2, after, base, bytes);
+    int32_t slot;
+    memcpy(&slot, after + (step->slots.buffer.address - base), sizeof slot);
+    size_t element = config->state_dtype == 0 ? 4 : 2;
+    size_t state = step->state.buffer.address - base + (size_t)slot * step->state.stride * element;
+    size_t line = step->conv_cache.buffer.address - base + (size_t)slot * step->conv_cache.stride * 2;
+    for (size_t i = 0; i < config->heads * 128 * 128 * element; i++)
+        EXPECT(after[state + i] == 0);
+    for (size_t i = 0; i < config->heads * 3 * 128 * step->conv_length * 2; i++)
+        EXPECT(after[line + i] == 0);
+    operands.conv_length = 0x7fffffff;
+    EXPECT(kda_reset_run(reset, stream, &operands) == KDA_STATUS_BAD_OPERAND);
+    kda_reset_destroy(reset);
+
     /* The caller's context stays current throughout. */
     void *current = NULL;
     DRIVER(cuCtxGetCurrent, &current);

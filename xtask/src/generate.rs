@@ -59,6 +59,9 @@ pub struct Options {
     /// With --bundle: PTX in place of cubins, for the emulated driver
     #[arg(long, requires = "bundle")]
     ptx: bool,
+    /// With --bundle: the kernel that zeroes slots, too
+    #[arg(long, requires = "bundle")]
+    reset: bool,
     /// Write nothing; fail if a file is missing or differs
     #[arg(long)]
     check: bool,
@@ -114,6 +117,10 @@ impl Options {
                     specs.extend(modes.into_iter().map(|mode| spec.with_mode(mode)));
                 }
             }
+        }
+        if self.reset {
+            let reset = |&arch| KernelSpec::reset(arch, self.null_rule, self.state_dtype);
+            specs.extend(self.arch.iter().map(reset));
         }
         specs
     }
