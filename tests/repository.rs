@@ -41,6 +41,7 @@ const UNSAFE: &[(&str, &str)] = &[
         "calls of the C interface, a counting allocator",
     ),
     ("xtask/src/bench.rs", "graphs and events"),
+    ("xtask/src/launch_cost.rs", "launches that are timed"),
 ];
 
 /// Lines above a piece of unsafe code among which its reason stands.
