@@ -1,0 +1,71 @@
+//! `docs/models.md` says what `Policies::for_device` does: its table is generated. `KDA_BLESS=1` renews
+//! it.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use kda_codegen::{Arch, EarlyReads};
+use kda_runtime::{Policies, StepKind};
+
+/// Models, their gate and heads.
+const MODELS: [(&str, &str, usize); 3] = [
+    ("Kimi K3", "lower bound", 96),
+    ("GLM-5.3-Flash", "lower bound", 64),
+    ("Kimi-Linear-48B", "softplus", 32),
+];
+
+/// `mode ≤ requests`, fewest requests first.
+fn policies(arch: Arch, heads: usize, kind: StepKind) -> String {
+    let policies = Policies::for_device(arch, heads, EarlyReads::Weights, &[kind]);
+    let last = policies.0.len() - 1;
+    let parts = policies.0.iter().enumerate().map(|(i, policy)| {
+        if i == last {
+            format!("{}", policy.mode)
+        } else {
+            format!("{} ≤ {}", policy.mode, policy.max_requests)
+        }
+    });
+    parts.collect::<Vec<_>>().join(" · ")
+}
+
+fn table() -> String {
+    let mut text = String::from(
+        "| model | gate | ranks | heads a rank | decode | verify 4 | verify 8 |\n\
+         | --- | --- | --: | --: | --- | --- | --- |\n",
+    );
+    for (model, gate, heads) in MODELS {
+        let mut ranks = 1;
+        while heads % ranks == 0 && ranks <= 32 {
+            let share = heads / ranks;
+            let of = |kind| policies(Arch::Sm90a, share, kind);
+            let _ = writeln!(
+                text,
+                "| {model} | {gate} | {ranks} | {share} | {} | {} | {} |",
+                of(StepKind::Decode),
+                of(StepKind::Verify(4)),
+                of(StepKind::Verify(8)),
+            );
+            ranks *= 2;
+        }
+    }
+    text
+}
+
+#[test]
+fn the_table_of_models_is_the_generated_one() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/models.md");
+    let found = fs::read_to_string(&path).unwrap();
+    let (start, end) = ("<!-- generated -->\n", "<!-- end -->\n");
+    let (before, rest) = found.split_once(start).expect("a mark");
+    let (_, after) = rest.split_once(end).expect("a mark");
+    let expected = format!("{before}{start}{}{end}{after}", table());
+    if std::env::var_os("KDA_BLESS").is_some() {
+        fs::write(&path, &expected).unwrap();
+        return;
+    }
+    assert!(
+        found == expected,
+        "docs/models.md differs, KDA_BLESS=1 renews it"
+    );
+}
