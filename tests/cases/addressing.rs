@@ -177,7 +177,7 @@ fn slots_and_rows_may_lie_anywhere() {
         let rng = &mut Rng::stream(seed, 21);
         let pool_slots = rng.between(shape.pool_slots, 1 << 26) as i32;
         // Slot 0 stays null or live as it was; the others keep their order, which is no address's.
-        let mut slots = vec![0];
+        let mut slots: Vec<i32> = (0..shape.pool_slots.min(1) as i32).collect();
         while slots.len() < shape.pool_slots {
             let slot = rng.between(1, pool_slots as usize - 1) as i32;
             if !slots.contains(&slot) {
