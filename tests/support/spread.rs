@@ -145,7 +145,7 @@ impl Spread {
                 .and_then(|own| self.slots.get(own));
             // What named no slot of the case names none of the pool either.
             let beyond = |own: i32| {
-                if own < 0 {
+                if case.shape.null_rule.is_null(own) {
                     own
                 } else {
                     own.max(self.pool_slots)
