@@ -53,6 +53,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     part("dependencies: licences, bans, sources");
     deny(&cargo)?;
 
+    let started = part("format and lints");
+    lint(&cargo)?;
+    println!("   {:.0} s", started.elapsed().as_secs_f64());
+
     let started = part("unit, integration and documentation tests");
     // Tests that compile kernels must not skip for want of the library.
     load_nvrtc()?;
@@ -127,6 +131,40 @@ fn deny(cargo: &OsStr) -> Result<(), Box<dyn Error>> {
     let status = Command::new(cargo).args(checks).status()?;
     if !status.success() {
         return Err("cargo deny failed".into());
+    }
+    Ok(())
+}
+
+/// Format and clippy's lints, each where the toolchain has it: rustup's minimal one does not.
+fn lint(cargo: &OsStr) -> Result<(), Box<dyn Error>> {
+    let tools: [(&str, &[&str]); 2] = [
+        ("fmt", &["--all", "--check"]),
+        (
+            "clippy",
+            &[
+                "--workspace",
+                "--all-targets",
+                "--quiet",
+                "--",
+                "--deny",
+                "warnings",
+            ],
+        ),
+    ];
+    for (tool, arguments) in tools {
+        let present = Command::new(cargo).args([tool, "--version"]).output()?;
+        if !present.status.success() {
+            println!("   not checked here: the toolchain has no cargo {tool}");
+            continue;
+        }
+        if !Command::new(cargo)
+            .arg(tool)
+            .args(arguments)
+            .status()?
+            .success()
+        {
+            return Err(format!("cargo {tool} complains").into());
+        }
     }
     Ok(())
 }

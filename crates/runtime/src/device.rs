@@ -240,6 +240,8 @@ pub(crate) fn owner_of(address: u64) -> Option<i32> {
     use sys::CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as TYPE,
     };
+    // The caller may be in the middle of a capture, which a question must not end.
+    let _uncaptured = Uncaptured::new();
     let ask = |attribute| {
         let mut value = 0u32;
         // SAFETY: the driver is present; both attributes are 32 bits wide, as the local is.
