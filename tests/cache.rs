@@ -12,6 +12,7 @@ use kda_codegen::{Arch, KernelSpec, Nvrtc, Resources};
 use kda_runtime::{
     Defect, DiskCache, Error, Kernel, KernelBundle, KernelSources, Kernels, Origin, encode_bundle,
 };
+use kda_tests::scratch;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -56,25 +57,6 @@ fn alone() -> MutexGuard<'static, ()> {
 
 fn warnings() -> Vec<String> {
     std::mem::take(&mut lock(&WARNINGS))
-}
-
-/// A folder of this test, removed when dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
-            .join(format!("cache-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 fn specs(count: usize) -> Vec<KernelSpec> {
@@ -192,8 +174,8 @@ fn a_bundle_round_trips() {
         .map(|spec| kernel_of(spec, 1000 + spec.heads))
         .collect();
     let bytes = encode_bundle(&kernels).unwrap();
-    let folder = Folder::new("round");
-    let path = folder.0.join("kda.bundle");
+    let folder = scratch();
+    let path = folder.path().join("kda.bundle");
     fs::write(&path, &bytes).unwrap();
     let bundles = [
         KernelBundle::from_path(&path).unwrap(),
@@ -437,8 +419,8 @@ fn hostile_manifests_are_refused() {
 
 #[test]
 fn an_unreadable_bundle_names_its_path() {
-    let folder = Folder::new("unreadable");
-    for path in [folder.0.join("absent"), folder.0.clone()] {
+    let folder = scratch();
+    for path in [folder.path().join("absent"), folder.path().to_owned()] {
         let error = KernelBundle::from_path(&path).unwrap_err();
         assert!(matches!(error, Error::BundleUnreadable { .. }));
         assert!(
@@ -453,8 +435,8 @@ fn an_unreadable_bundle_names_its_path() {
 #[test]
 fn the_cache_round_trips() {
     let _alone = alone();
-    let folder = Folder::new("cache-round");
-    let cache = DiskCache::at(folder.0.join("a/b"));
+    let folder = scratch();
+    let cache = DiskCache::at(folder.path().join("a/b"));
     let spec = specs(1)[0];
     assert!(cache.load(&spec, None).unwrap().is_none());
     let kernel = kernel_of(&spec, 1000);
@@ -479,8 +461,8 @@ fn the_cache_round_trips() {
 #[test]
 fn damage_in_the_cache_is_reported_and_removed() {
     let _alone = alone();
-    let folder = Folder::new("damage");
-    let cache = DiskCache::at(&folder.0);
+    let folder = scratch();
+    let cache = DiskCache::at(folder.path());
     let spec = specs(1)[0];
     let kernel = kernel_of(&spec, 40);
     cache.store(&kernel).unwrap();
@@ -527,8 +509,8 @@ fn damage_in_the_cache_is_reported_and_removed() {
 #[test]
 fn foreign_names_in_the_cache_are_ignored() {
     let _alone = alone();
-    let folder = Folder::new("foreign");
-    let cache = DiskCache::at(&folder.0);
+    let folder = scratch();
+    let cache = DiskCache::at(folder.path());
     let spec = specs(1)[0];
     cache.store(&kernel_of(&spec, 40)).unwrap();
     let of_kernel = only_file(&cache).parent().unwrap().to_owned();
@@ -547,8 +529,8 @@ fn foreign_names_in_the_cache_are_ignored() {
 
 #[test]
 fn abandoned_files_are_removed() {
-    let folder = Folder::new("abandoned");
-    let cache = DiskCache::at(&folder.0);
+    let folder = scratch();
+    let cache = DiskCache::at(folder.path());
     let kernel = kernel_of(&specs(1)[0], 40);
     cache.store(&kernel).unwrap();
     let of_kernel = only_file(&cache).parent().unwrap().to_owned();
@@ -570,8 +552,8 @@ fn c38_a_cache_that_cannot_be_written_is_a_warning() {
     if !nvrtc_or_skip("c38_a_cache_that_cannot_be_written_is_a_warning") {
         return;
     }
-    let folder = Folder::new("unwritable");
-    let file = folder.0.join("file");
+    let folder = scratch();
+    let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
     // A file where the folder should be; a folder that the system makes read-only for everyone.
     for place in [file, "/proc/kda".into()] {
@@ -591,14 +573,14 @@ fn c38_a_cache_that_cannot_be_written_is_a_warning() {
 fn c38_a_folder_of_others_is_not_used() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
     let _alone = alone();
-    let folder = Folder::new("others");
-    let cache = DiskCache::at(&folder.0);
+    let folder = scratch();
+    let cache = DiskCache::at(folder.path());
     let kernel = kernel_of(&specs(1)[0], 1000);
     cache.store(&kernel).unwrap();
     let inner = only_file(&cache).parent().unwrap().to_owned();
     let found = || cache.load(&kernel.spec, None).unwrap().is_some();
     assert!(found());
-    for place in [&folder.0, &inner] {
+    for place in [folder.path(), &inner] {
         let mode = fs::metadata(place).unwrap().permissions();
         fs::set_permissions(place, fs::Permissions::from_mode(0o777)).unwrap();
         assert!(!found(), "{}", place.display());
@@ -608,8 +590,8 @@ fn c38_a_folder_of_others_is_not_used() {
         assert!(found());
     }
     // Only root can give a folder away.
-    let own = fs::metadata(&folder.0).unwrap().uid();
-    for place in [&folder.0, &inner] {
+    let own = fs::metadata(folder.path()).unwrap().uid();
+    for place in [folder.path(), &inner] {
         if own != 0 {
             assert!(chown(place, Some(own + 1), None).is_err());
             continue;
@@ -625,9 +607,9 @@ fn c38_a_folder_of_others_is_not_used() {
 
 #[test]
 fn c38_without_a_home_there_is_no_cache() {
-    let folder = Folder::new("homeless");
+    let folder = scratch();
     all_succeed(vec![
-        child("homeless", &folder.0)
+        child("homeless", folder.path())
             .env_remove("HOME")
             .env_remove("XDG_CACHE_HOME")
             .env_remove("LOCALAPPDATA")
@@ -639,8 +621,8 @@ fn c38_without_a_home_there_is_no_cache() {
 
 #[test]
 fn c38_shipped_kernels_write_no_file() {
-    let folder = Folder::new("shipped");
-    let place = folder.0.join("cache");
+    let folder = scratch();
+    let place = folder.path().join("cache");
     let spec = specs(1)[0];
     let sources = sources_of(encode_bundle(&[kernel_of(&spec, 10)]).unwrap())
         .unwrap()
@@ -653,8 +635,8 @@ fn c38_shipped_kernels_write_no_file() {
 #[test]
 fn a_warm_cache_serves_sixteen_kernels_in_time() {
     let _alone = alone();
-    let folder = Folder::new("warm");
-    let cache = DiskCache::at(&folder.0);
+    let folder = scratch();
+    let cache = DiskCache::at(folder.path());
     let specs = specs(16);
     for spec in &specs {
         cache.store(&kernel_of(spec, 60_000)).unwrap();
@@ -683,9 +665,9 @@ fn cold_then_warm_then_bundled() {
     if !nvrtc_or_skip("cold_then_warm_then_bundled") {
         return;
     }
-    let folder = Folder::new("cold");
+    let folder = scratch();
     let specs = specs(2);
-    let cache = DiskCache::at(&folder.0);
+    let cache = DiskCache::at(folder.path());
     let sources = KernelSources::new().disk_cache(cache.clone()).nvrtc(&[]);
     let cold = sources.kernels(&specs).unwrap();
     let warm = sources.kernels(&specs).unwrap();
@@ -711,7 +693,7 @@ fn cold_then_warm_then_bundled() {
         assert!(cold[i].cubin.starts_with(b"\x7fELF"));
     }
     // A damaged entry is rebuilt, to the same bytes.
-    for file in files(&folder.0) {
+    for file in files(folder.path()) {
         fs::write(file, b"KDAKERN1").unwrap();
     }
     let rebuilt = sources.kernels(&specs).unwrap();
@@ -744,8 +726,8 @@ fn cold_then_warm_then_bundled() {
 
 #[test]
 fn nvrtc_is_not_loaded_without_need() {
-    let folder = Folder::new("lazy");
-    let out = child("lazy", &folder.0)
+    let folder = scratch();
+    let out = child("lazy", folder.path())
         .stdout(Stdio::piped())
         .output()
         .unwrap();
@@ -863,26 +845,26 @@ fn all_succeed(children: Vec<Child>) {
 
 #[test]
 fn ten_processes_share_a_cache() {
-    let folder = Folder::new("share");
+    let folder = scratch();
     let spawn = |work| {
         (0..10)
-            .map(|_| child(work, &folder.0).spawn().unwrap())
+            .map(|_| child(work, folder.path()).spawn().unwrap())
             .collect()
     };
     all_succeed(spawn("share"));
-    assert_eq!(files(&folder.0).len(), 3, "no unfinished file stays");
-    fs::remove_dir_all(&folder.0).unwrap();
+    assert_eq!(files(folder.path()).len(), 3, "no unfinished file stays");
+    fs::remove_dir_all(folder.path()).unwrap();
     if nvrtc_or_skip("ten_processes_share_a_cache") {
         all_succeed(spawn("prepare"));
-        assert_eq!(files(&folder.0).len(), 2);
+        assert_eq!(files(folder.path()).len(), 2);
     }
 }
 
 #[cfg(unix)]
 #[test]
 fn c38_a_full_disk_leaves_nothing() {
-    let folder = Folder::new("full");
-    let child = child("full", &folder.0);
+    let folder = scratch();
+    let child = child("full", folder.path());
     // A file-size limit fails a write half way, as a full disk does.
     let out = Command::new("sh")
         .args(["-c", "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\""])
@@ -892,15 +874,15 @@ fn c38_a_full_disk_leaves_nothing() {
         .output()
         .unwrap();
     assert!(out.status.success(), "{out:?}");
-    assert_eq!(files(&folder.0), Vec::<PathBuf>::new());
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
 }
 
 #[test]
 fn killed_processes_never_leave_a_bad_cache() {
     use std::io::Read;
     let _alone = alone();
-    let folder = Folder::new("killed");
-    let cache = DiskCache::at(&folder.0);
+    let folder = scratch();
+    let cache = DiskCache::at(folder.path());
     let kernels: Vec<Kernel> = specs(3)
         .iter()
         .map(|spec| kernel_of(spec, 1_000_000))
@@ -908,7 +890,7 @@ fn killed_processes_never_leave_a_bad_cache() {
     let mut state = 0x5eed;
     let (mut partial, mut found) = (0, 0);
     for round in 0..200 {
-        let mut child = child("fill", &folder.0)
+        let mut child = child("fill", folder.path())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -932,7 +914,7 @@ fn killed_processes_never_leave_a_bad_cache() {
             }
         }
         assert_eq!(warnings(), Vec::<String>::new(), "round {round}");
-        let left = files(&folder.0);
+        let left = files(folder.path());
         let unfinished: HashSet<_> = left
             .iter()
             .filter(|file| file.extension().is_some_and(|e| e == "partial"))
@@ -940,8 +922,8 @@ fn killed_processes_never_leave_a_bad_cache() {
         partial += usize::from(!unfinished.is_empty());
         // The next round starts from nothing, every other time.
         if round % 2 == 0 {
-            fs::remove_dir_all(&folder.0).unwrap();
-            fs::create_dir(&folder.0).unwrap();
+            fs::remove_dir_all(folder.path()).unwrap();
+            fs::create_dir(folder.path()).unwrap();
         } else {
             unfinished
                 .into_iter()

@@ -13,7 +13,7 @@ use kda_codegen::{Arch, ConvLayout, EarlyReads, KernelSpec, NullRule, StateDtype
 use kda_runtime::{Buffer, Config, Gate, Kernel, Plan, Policies, Step, encode_bundle};
 use kda_tests::cuda::put_emulated_driver;
 use kda_tests::kernels::{KernelCache, load_nvrtc};
-use kda_tests::{Buffers, Case, Limits, placed};
+use kda_tests::{Buffers, Case, Limits, placed, scratch};
 
 fn crate_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/capi")
@@ -46,10 +46,8 @@ fn the_header_is_the_generated_one() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_c_program_uses_every_function() {
-    let folder =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("capi-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
+    let scratch = scratch();
+    let folder = scratch.path();
     let decode = KernelSpec::new(Arch::Sm90a, 2);
     let kernels: Vec<Kernel> = [decode, decode.with_verify(2)]
         .iter()
@@ -79,7 +77,7 @@ fn a_c_program_uses_every_function() {
         );
     }
     for kind in ["static", "shared"] {
-        let program = build(&source, &folder, kind);
+        let program = build(&source, folder, kind);
         let ran = Command::new(&program)
             .arg(&bundle)
             .arg(folder.join("cache"))
@@ -97,7 +95,6 @@ fn a_c_program_uses_every_function() {
             "{kind}: {said}"
         );
     }
-    fs::remove_dir_all(&folder).unwrap();
 }
 
 /// Compiles a program of `tests/capi` against one of the two libraries.
@@ -205,14 +202,12 @@ fn c_step(step: &Step) -> KdaStep {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_c_program_decodes_and_verifies_on_the_emulated_driver() {
-    let folder =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("capi-run-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
+    let scratch = scratch();
+    let folder = scratch.path();
     let driver = folder.join("driver");
     put_emulated_driver(&std::env::current_exe().unwrap(), &driver).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("capi/run.c");
-    let program = build(&source, &folder, "shared");
+    let program = build(&source, folder, "shared");
     let libraries = std::env::current_exe().unwrap();
     let libraries = libraries.parent().unwrap();
     let kernels = KernelCache::new(load_nvrtc().unwrap());
@@ -288,5 +283,4 @@ fn a_c_program_decodes_and_verifies_on_the_emulated_driver() {
             case.check(&before, &after, None).unwrap();
         }
     }
-    fs::remove_dir_all(&folder).unwrap();
 }

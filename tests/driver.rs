@@ -3,7 +3,7 @@
 
 #![cfg(target_os = "linux")]
 
-use std::path::PathBuf;
+use std::ffi::c_char;
 use std::process::Command;
 use std::ptr;
 use std::sync::mpsc;
@@ -14,14 +14,14 @@ use kda_runtime::{
     Buffer, Config, Device, Error, Policies, PreparedKda, PreparedReset, Projected,
     ProjectionLayout, Reset, Rows, Step, StepKind, Stream,
 };
-use kda_tests::cuda::{self, CudaExecutor, DeviceMemory, check};
+use kda_tests::cuda::{self, CudaExecutor, DeviceBuffers, DeviceMemory, check};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::replay::ReplayExecutor;
 use kda_tests::soak::{World, serve};
-use kda_tests::{Buffers, Case, Limits, judge, placed};
+use kda_tests::{Buffers, Case, Limits, judge, placed, scratch};
 
-// Builds the library beside this test.
-use kda_emulated_cuda as _;
+// Builds the library beside this test, too.
+use kda_emulated_cuda::Counts;
 
 /// Set in the process that a test starts for itself.
 const INSIDE: &str = "KDA_TEST_INSIDE";
@@ -36,18 +36,16 @@ fn over_emulated_driver(test: &str, environment: &[(&str, &str)], body: impl FnO
     }
     // Compiled or fetched before there is any time limit on anything.
     load_nvrtc().unwrap();
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
-        .join(format!("driver-{test}-{}", std::process::id()));
+    let folder = scratch();
     let executable = std::env::current_exe().unwrap();
-    cuda::put_emulated_driver(&executable, &folder).unwrap();
+    cuda::put_emulated_driver(&executable, folder.path()).unwrap();
     let output = Command::new(executable)
         .args(["--exact", test, "--nocapture", "--test-threads", "1"])
         .env(INSIDE, "1")
-        .env("LD_LIBRARY_PATH", &folder)
+        .env("LD_LIBRARY_PATH", folder.path())
         .envs(environment.iter().copied())
         .output()
         .unwrap();
-    let _ = std::fs::remove_dir_all(&folder);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (said, complained) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{said}\n{complained}");
@@ -55,16 +53,6 @@ fn over_emulated_driver(test: &str, environment: &[(&str, &str)], body: impl FnO
 }
 
 /// What the emulated driver counted in this process.
-#[derive(Debug, Default, PartialEq)]
-#[repr(C)]
-struct Counts {
-    allocations: u64,
-    module_loads: u64,
-    kernels: u64,
-    synchronisations: u64,
-    pointer_queries: u64,
-}
-
 fn counts() -> Counts {
     let mut counts = Counts::default();
     // SAFETY: the driver library is loaded and stays loaded; the function has this signature.
@@ -77,65 +65,64 @@ fn counts() -> Counts {
     counts
 }
 
+/// What it had to say of the last failure.
+fn last_error() -> String {
+    type LastError = unsafe extern "C" fn(*mut c_char, usize) -> usize;
+    let mut text = [0u8; 256];
+    // SAFETY: as in `counts`; the buffer holds the stated bytes.
+    let length = unsafe {
+        let last_error = sys::culib()
+            .get::<LastError>(b"kda_emulated_last_error")
+            .unwrap();
+        last_error(text.as_mut_ptr().cast(), text.len())
+    };
+    String::from_utf8_lossy(&text[..length.min(text.len() - 1)]).into_owned()
+}
+
 fn compiled() -> KernelCache {
     let kernels = KernelCache::new(load_nvrtc().unwrap());
     kernels.give_ptx();
     kernels
 }
 
-/// A case on a device: its operands in one allocation each.
+/// A case on a device.
 struct Placed {
     case: Case,
     buffers: Buffers,
-    memory: Vec<(&'static str, DeviceMemory)>,
+    memory: DeviceBuffers,
 }
 
 impl Placed {
     /// Uploads into the current context.
     fn new(case: Case) -> Placed {
         let buffers = Buffers::new(&case);
-        let memory = buffers
-            .regions()
-            .into_iter()
-            .map(|(name, region)| (name, DeviceMemory::new(region.bytes.len()).unwrap()))
-            .collect();
         let placed = Placed {
             case,
+            memory: DeviceBuffers::new(&buffers).unwrap(),
             buffers,
-            memory,
         };
         placed.upload(&placed.buffers);
         placed
     }
 
     fn upload(&self, buffers: &Buffers) {
-        for ((_, memory), (_, region)) in self.memory.iter().zip(buffers.regions()) {
-            memory.upload(0, &region.bytes).unwrap();
-        }
+        self.memory.upload(buffers).unwrap();
     }
 
     fn step(&self) -> Step {
-        placed::step(&self.case, &self.buffers, |name| {
-            let of = self.memory.iter().find(|(known, _)| *known == name);
-            of.expect("a region").1.address
-        })
+        placed::step(&self.case, &self.buffers, |name| self.memory.address(name))
     }
 
-    /// What the device holds now, judged against what it held at first.
-    fn judge(&self) {
-        let mut after = self.buffers.clone();
-        for ((_, memory), (_, region)) in self.memory.iter().zip(after.regions_mut()) {
-            memory.download(0, &mut region.bytes).unwrap();
-        }
-        self.case.check(&self.buffers, &after, None).unwrap();
-    }
-
+    /// What the device holds now.
     fn after(&self) -> Buffers {
         let mut after = self.buffers.clone();
-        for ((_, memory), (_, region)) in self.memory.iter().zip(after.regions_mut()) {
-            memory.download(0, &mut region.bytes).unwrap();
-        }
+        self.memory.download(&mut after).unwrap();
         after
+    }
+
+    /// Judges what the device holds now against what it held at first.
+    fn judge(&self) {
+        self.case.check(&self.buffers, &self.after(), None).unwrap();
     }
 
     fn config(&self) -> Config {
@@ -471,7 +458,7 @@ fn c44_operands_and_contexts_of_two_devices_are_kept_apart() {
             }
 
             // One operand of the other device, each in turn.
-            let foreign = sides[1].2.memory[0].1.address.next_multiple_of(256);
+            let foreign = sides[1].2.memory.address("state_pool");
             let step = sides[0].2.step();
             type Change = fn(&mut Step, u64);
             let changes: [(&str, Change); 6] = [
@@ -483,6 +470,9 @@ fn c44_operands_and_contexts_of_two_devices_are_kept_apart() {
                 ("out", |step, at| step.out.buffer.address = at),
             ];
             let launched = counts().kernels;
+            // A stream of the other device.
+            let error = run(&sides[0].3, sides[1].1, &step).unwrap_err();
+            assert!(matches!(error, Error::Cuda { code: 201, .. }), "{error}");
             for (operand, change) in changes {
                 let mut step = step;
                 change(&mut step, foreign);
@@ -503,11 +493,55 @@ fn c44_operands_and_contexts_of_two_devices_are_kept_apart() {
                 // A raw stream is a pointer; the driver takes it from any thread.
                 let (stream, step) = (*stream as usize, placed.step());
                 scope.spawn(move || {
-                    let ran = run(prepared, stream as Stream, &step);
-                    sender.send((ran.is_ok(), current().is_null())).unwrap();
+                    let ran = run(prepared, stream as Stream, &step).is_ok();
+                    let mut other = step;
+                    // An address never seen, which only the driver can place.
+                    other.weights.norm.address = foreign + 512;
+                    let refused = run(prepared, stream as Stream, &other);
+                    let refused = matches!(refused, Err(Error::OtherDevice { .. }));
+                    sender.send((ran, refused, current().is_null())).unwrap();
                 });
             });
-            assert_eq!(receiver.recv().unwrap(), (true, true));
+            assert_eq!(receiver.recv().unwrap(), (true, true, true));
+        },
+    );
+}
+
+/// What the emulated driver promises of its own accord.
+#[test]
+fn the_driver_fails_what_is_at_fault_and_everything_after() {
+    over_emulated_driver(
+        "the_driver_fails_what_is_at_fault_and_everything_after",
+        &[],
+        || {
+            let device = cuda::current_device().unwrap();
+            let (stream, kernels) = (cuda::new_stream().unwrap(), compiled());
+            let fresh = DeviceMemory::new(8).unwrap();
+            let mut bytes = [0; 8];
+            fresh.download(0, &mut bytes).unwrap();
+            assert_eq!(bytes, [0xff; 8]);
+
+            // An allocation inside a capture ends it.
+            begin(stream, GLOBAL);
+            assert!(DeviceMemory::new(8).is_err());
+            let mut graph = ptr::null_mut();
+            // SAFETY: the stream is live, the pointer is to a local.
+            let ended = unsafe { sys::cuStreamEndCapture(stream, &mut graph) };
+            assert_eq!(ended, sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+
+            // Memory one element shorter than the caller says.
+            let placed = Placed::new(case(41, 1));
+            let prepared = placed.prepare(&device, stream, &kernels);
+            let mut step = placed.step();
+            let short = DeviceMemory::new(2 * step.out.buffer.elements - 2).unwrap();
+            step.out.buffer.address = short.address;
+            let error = run(&prepared, stream, &step).unwrap_err();
+            assert!(matches!(error, Error::Cuda { code: 700, .. }), "{error}");
+            let said = last_error();
+            assert!(said.contains("a write beside allocation"), "{said}");
+            let error = run(&prepared, stream, &placed.step()).unwrap_err();
+            assert!(matches!(error, Error::Cuda { code: 700, .. }), "{error}");
+            assert!(DeviceMemory::new(8).is_err());
         },
     );
 }

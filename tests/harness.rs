@@ -6,60 +6,36 @@ use half::bf16;
 use kda_reference::{FaultKind, Gate, Plan, StateType};
 use kda_tests::{
     Buffers, Case, Executor, Faults, Limits, MATRIX, Mismatch, ReferenceExecutor, Regime,
-    Requirement, Share, identity, judge, run_share,
+    Requirement, Scripted, Share, identity, judge, run_share,
 };
 
-type Before<'a> = Box<dyn Fn(&Case, &mut Buffers) + 'a>;
-type After<'a> = Box<dyn Fn(&Case, &mut Buffers, &mut Option<Faults>) + 'a>;
-
-/// The reference with one thing wrong.
-struct Broken<'a> {
-    before: Before<'a>,
-    after: After<'a>,
-}
-
-impl Executor for Broken<'_> {
-    fn name(&self) -> String {
-        "broken".into()
-    }
-
-    fn modes(&self, _: &Case) -> Vec<String> {
-        vec!["scalar".into()]
-    }
-
-    fn run(
-        &mut self,
-        case: &Case,
-        mode: &str,
-        buffers: &mut Buffers,
-    ) -> Result<Option<Faults>, Box<dyn Error>> {
+/// Judges the reference with operands changed before it sees them, and results afterwards.
+fn broken(
+    case: &Case,
+    before: impl Fn(&Case, &mut Buffers),
+    after: impl Fn(&Case, &mut Buffers, &mut Option<Faults>),
+) -> Mismatch {
+    let mut executor = Scripted::new(|case, buffers| {
         let mut other = buffers.clone();
-        (self.before)(case, &mut other);
-        let mut faults = ReferenceExecutor.run(case, mode, &mut other)?;
+        before(case, &mut other);
+        let mut faults = ReferenceExecutor.run(case, "scalar", &mut other)?;
         buffers.conv_cache = other.conv_cache;
         buffers.state = other.state;
         buffers.out = other.out;
-        (self.after)(case, buffers, &mut faults);
+        after(case, buffers, &mut faults);
         Ok(faults)
-    }
+    });
+    judge(&mut executor, case, "scalar").unwrap_err()
 }
 
 /// Judges a launch whose operands were changed before the reference saw them.
 fn read(case: &Case, before: impl Fn(&Case, &mut Buffers)) -> Mismatch {
-    let mut broken = Broken {
-        before: Box::new(before),
-        after: Box::new(|_, _, _| {}),
-    };
-    judge(&mut broken, case, "scalar").unwrap_err()
+    broken(case, before, |_, _, _| {})
 }
 
 /// Judges a launch whose results were changed.
 fn wrote(case: &Case, after: impl Fn(&Case, &mut Buffers, &mut Option<Faults>)) -> Mismatch {
-    let mut broken = Broken {
-        before: Box::new(|_, _| {}),
-        after: Box::new(after),
-    };
-    judge(&mut broken, case, "scalar").unwrap_err()
+    broken(case, |_, _| {}, after)
 }
 
 fn limits(tokens: usize) -> Limits {
@@ -447,35 +423,14 @@ fn every_identity_check_can_fail() {
     }
 }
 
-/// Refuses every launch.
-struct Refusing;
-
-impl Executor for Refusing {
-    fn name(&self) -> String {
-        "refusing".into()
-    }
-
-    fn modes(&self, _: &Case) -> Vec<String> {
-        vec!["any".into()]
-    }
-
-    fn run(
-        &mut self,
-        _: &Case,
-        _: &str,
-        _: &mut Buffers,
-    ) -> Result<Option<Faults>, Box<dyn Error>> {
-        Err("no device".into())
-    }
-}
-
 #[test]
 fn a_launch_that_does_not_run_is_no_pass() {
-    let mismatch = judge(&mut Refusing, &Case::from_seed(1), "any").unwrap_err();
+    let mut refusing = Scripted::new(|_, _| Err("no device".into()));
+    let mismatch = judge(&mut refusing, &Case::from_seed(1), "any").unwrap_err();
     is(&mismatch, "launch", Requirement::Runs);
     let text = mismatch.to_string();
     assert!(
-        text.starts_with("launch: did not run, no device [refusing, mode any; seed 0x"),
+        text.starts_with("launch: did not run, no device [scripted, mode any; seed 0x"),
         "{text}"
     );
 }
@@ -496,28 +451,11 @@ fn a_mismatch_reads_in_one_line() {
     );
 }
 
-/// Refuses launches of three requests.
-struct RefusingThree;
-
-impl Executor for RefusingThree {
-    fn name(&self) -> String {
-        "refusing three".into()
-    }
-
-    fn modes(&self, _: &Case) -> Vec<String> {
-        vec!["any".into()]
-    }
-
-    fn run(
-        &mut self,
-        case: &Case,
-        mode: &str,
-        buffers: &mut Buffers,
-    ) -> Result<Option<Faults>, Box<dyn Error>> {
-        match case.shape.requests {
-            3 => Err("three".into()),
-            _ => ReferenceExecutor.run(case, mode, buffers),
-        }
+/// The reference, but for launches of three requests.
+fn refuse_three(case: &Case, buffers: &mut Buffers) -> Result<Option<Faults>, Box<dyn Error>> {
+    match case.shape.requests {
+        3 => Err("three".into()),
+        _ => ReferenceExecutor.run(case, "scalar", buffers),
     }
 }
 
@@ -525,11 +463,12 @@ impl Executor for RefusingThree {
 fn the_lowest_failure_of_all_shares_is_the_whole_runs() {
     let limits = limits(1);
     let failure = |share| {
-        let error = run_share(&mut RefusingThree, 40, share, 9, &limits, &mut |_| {}).unwrap_err();
+        let mut refusing = Scripted::new(refuse_three);
+        let error = run_share(&mut refusing, 40, share, 9, &limits, &mut |_| {}).unwrap_err();
         (error.number, error.to_string())
     };
     let pair = |share| {
-        let executor = &mut RefusingThree;
+        let executor = &mut Scripted::new(refuse_three);
         let error = identity::run_share(executor, 20, share, 9, &limits, &mut |_| {}).unwrap_err();
         (error.number, error.to_string())
     };

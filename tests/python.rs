@@ -10,22 +10,22 @@ use std::process::Command;
 
 use kda_tests::cuda::put_emulated_driver;
 use kda_tests::kernels::load_nvrtc;
+use kda_tests::scratch;
+use tempfile::TempDir;
 
 // The extension and the emulated driver are dependencies that no test names, so that they are built
 // and not linked: the extension needs Python's symbols.
 
 /// A folder laid out as the wheel, and one with the emulated driver.
 struct Site {
-    folder: PathBuf,
+    folder: TempDir,
 }
 
 impl Site {
-    fn new(name: &str) -> Site {
-        let folder =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
+    fn new() -> Site {
+        let folder = scratch();
         let executable = std::env::current_exe().unwrap();
-        let package = folder.join("site/prepared_kda");
+        let package = folder.path().join("site/prepared_kda");
         fs::create_dir_all(&package).unwrap();
         for file in fs::read_dir(crate_folder().join("python/prepared_kda")).unwrap() {
             let file = file.unwrap();
@@ -38,7 +38,7 @@ impl Site {
             package.join("_native.abi3.so"),
         )
         .unwrap();
-        put_emulated_driver(&executable, &folder.join("driver")).unwrap();
+        put_emulated_driver(&executable, &folder.path().join("driver")).unwrap();
         Site { folder }
     }
 
@@ -46,9 +46,9 @@ impl Site {
         let mut python = Command::new("python3");
         python
             .current_dir(crate_folder().join("tests"))
-            .env("PYTHONPATH", self.folder.join("site"))
+            .env("PYTHONPATH", self.folder.path().join("site"))
             .env("PYTHONDONTWRITEBYTECODE", "1")
-            .env("KDA_CACHE", self.folder.join("cache"))
+            .env("KDA_CACHE", self.folder.path().join("cache"))
             .env_remove("LD_LIBRARY_PATH");
         // Where `load_nvrtc` put it, unless it is installed.
         let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/nvrtc");
@@ -56,12 +56,6 @@ impl Site {
             python.env("KDA_NVRTC", fetched);
         }
         python
-    }
-}
-
-impl Drop for Site {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -89,7 +83,7 @@ fn unittest(python: &mut Command, modules: &[&str]) -> String {
 #[test]
 fn settings_checks_kernels_and_stubs_need_no_driver() {
     load_nvrtc().unwrap();
-    let site = Site::new("python-plan");
+    let site = Site::new();
     unittest(
         &mut site.python(),
         &["test_plan", "test_dropin", "test_stub"],
@@ -99,10 +93,10 @@ fn settings_checks_kernels_and_stubs_need_no_driver() {
 #[test]
 fn steps_on_the_emulated_driver_equal_the_golden_vectors() {
     load_nvrtc().unwrap();
-    let site = Site::new("python-driver");
+    let site = Site::new();
     let mut python = site.python();
     python
-        .env("LD_LIBRARY_PATH", site.folder.join("driver"))
+        .env("LD_LIBRARY_PATH", site.folder.path().join("driver"))
         .env("KDA_REQUIRE_DRIVER", "1");
     let said = unittest(&mut python, &["test_driver", "test_torch"]);
     eprintln!("{}", said.lines().last().unwrap_or_default());

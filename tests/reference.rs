@@ -2,10 +2,11 @@
 
 use kda_reference::Plan;
 use kda_tests::{
-    Case, Limits, ReferenceExecutor, Share, case_strategy, identity, judge, run_property, run_share,
+    Case, Limits, ReferenceExecutor, Share, case_strategy, identity, judge, property_config,
+    run_property, run_share,
 };
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngSeed, TestError, TestRunner};
+use proptest::test_runner::{TestError, TestRunner};
 
 /// Seed of the runs below; any other must pass as well.
 const SEED: u64 = 0x6b64_6131;
@@ -88,20 +89,6 @@ fn the_same_bits_whoever_asks() {
     assert_eq!(calls, 8 * identity::CHECKS.len());
 }
 
-/// The same cases on every run; `PROPTEST_RNG_SEED` draws others.
-fn config(cases: u32) -> Config {
-    let default = Config::default();
-    Config {
-        cases,
-        failure_persistence: None,
-        rng_seed: match default.rng_seed {
-            RngSeed::Random => RngSeed::Fixed(SEED),
-            fixed => fixed,
-        },
-        ..default
-    }
-}
-
 /// Fresh requests whose query is almost orthogonal to their first key: all of an output row cancels
 /// to a part in 10⁴ of its terms.
 #[test]
@@ -123,7 +110,7 @@ fn arbitrary_launches_lie_within_the_bounds() {
         max_requests: 4,
         ..Limits::default()
     };
-    TestRunner::new(config(64))
+    TestRunner::new(property_config(64))
         .run(&case_strategy(limits), |case| {
             judge(&mut ReferenceExecutor, &case, "scalar")
                 .map_err(|mismatch| TestCaseError::fail(mismatch.to_string()))?;
@@ -134,7 +121,7 @@ fn arbitrary_launches_lie_within_the_bounds() {
 
 #[test]
 fn failures_shrink() {
-    let failure = TestRunner::new(config(64))
+    let failure = TestRunner::new(property_config(64))
         .run(&case_strategy(Limits::default()), |case| {
             let shape = &case.shape;
             prop_assert!(shape.requests < 2 || shape.tokens < 2);

@@ -2,13 +2,12 @@
 
 use std::error::Error;
 
-use kda_codegen::operands::Parameter;
 use kda_codegen::operands::reset::PARAMETERS;
 use kda_codegen::{Arch, ConvLayout, KernelSpec, NullRule, Source, StateDtype, source};
-use kda_emulator::{Launch, Memory, Module, Options, Param};
+use kda_emulator::{Memory, Module, Options};
 use kda_reference::Plan;
-use kda_runtime::{Buffer, Config, ConvCache, Reset, Slots, StatePool, plan_reset};
-use kda_tests::emulate::EmulatorExecutor;
+use kda_runtime::{Buffer, Config, ConvCache, PlannedReset, Reset, Slots, StatePool, plan_reset};
+use kda_tests::emulate::{self, EmulatorExecutor};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::rng::Rng;
 use kda_tests::{Buffers, Case, Executor, Limits, placed};
@@ -75,10 +74,7 @@ impl Problem {
     }
 
     fn state_bytes(&self) -> usize {
-        match self.config.state_dtype {
-            StateDtype::F32 => 4,
-            StateDtype::Bf16 => 2,
-        }
+        self.config.state_dtype.bytes()
     }
 
     fn reset(&self) -> Reset {
@@ -146,25 +142,7 @@ impl Problem {
                 memory.set_predecessor_writes(name);
             }
         }
-        let params: Vec<Param> = PARAMETERS
-            .iter()
-            .zip(planned.arguments.to_bytes())
-            .map(|(parameter, bytes)| match parameter {
-                Parameter::Pointer(_) => {
-                    Param::U64(u64::from_le_bytes(bytes.try_into().expect("8 bytes")))
-                }
-                _ => Param::Bytes(bytes),
-            })
-            .collect();
-        let launch = Launch {
-            entry,
-            grid: planned.launch.grid,
-            block: planned.launch.block,
-            cluster: planned.launch.cluster,
-            dynamic_shared_bytes: 0,
-            params: &params,
-        };
-        Module::parse(ptx)?.launch(&mut memory, &launch, &Options::default().seed(seed))?;
+        launch(ptx, entry, &planned, &mut memory, seed)?;
         let (mut state, mut conv) = (state, conv);
         let dim = self.config.heads * 128;
         for slot in self.named() {
@@ -180,6 +158,28 @@ impl Problem {
         }
         Ok(())
     }
+}
+
+/// Runs the reset's PTX in a schedule of its own.
+fn launch(
+    ptx: &str,
+    entry: &str,
+    planned: &PlannedReset,
+    memory: &mut Memory,
+    seed: u64,
+) -> Result<(), Box<dyn Error>> {
+    let parameters = (PARAMETERS, planned.arguments.to_bytes());
+    let options = Options::default().seed(seed);
+    let module = Module::parse(ptx)?;
+    emulate::launch(
+        &module,
+        entry,
+        &planned.launch,
+        parameters,
+        memory,
+        &options,
+    )?;
+    Ok(())
 }
 
 #[test]
@@ -270,24 +270,7 @@ fn pages_of_many_layers_are_reached_in_64_bits() {
     memory.add_sparse("state_pool", STATE, 1 << 40, vec![(slot * page * 4, state)]);
     let lines = vec![7u8; line * 2];
     memory.add_sparse("conv_cache", CONV, 1 << 40, vec![(slot * page * 4, lines)]);
-    let params: Vec<Param> = planned
-        .arguments
-        .to_bytes()
-        .into_iter()
-        .map(Param::Bytes)
-        .collect();
-    let launch = Launch {
-        entry: &kernel.source.entry,
-        grid: planned.launch.grid,
-        block: planned.launch.block,
-        cluster: planned.launch.cluster,
-        dynamic_shared_bytes: 0,
-        params: &params,
-    };
-    let module = Module::parse(&kernel.ptx).unwrap();
-    module
-        .launch(&mut memory, &launch, &Options::default())
-        .unwrap();
+    launch(&kernel.ptx, &kernel.source.entry, &planned, &mut memory, 0).unwrap();
     for name in ["state_pool", "conv_cache"] {
         assert!(memory.read(name).iter().all(|&byte| byte == 0), "{name}");
     }
@@ -348,24 +331,7 @@ fn c31_after_a_reset_a_request_starts_from_nothing() {
                 memory.add(name, at, region.data().to_vec());
             }
         }
-        let params: Vec<Param> = planned
-            .arguments
-            .to_bytes()
-            .into_iter()
-            .map(Param::Bytes)
-            .collect();
-        let launch = Launch {
-            entry: &kernel.source.entry,
-            grid: planned.launch.grid,
-            block: planned.launch.block,
-            cluster: planned.launch.cluster,
-            dynamic_shared_bytes: 0,
-            params: &params,
-        };
-        let module = Module::parse(&kernel.ptx).unwrap();
-        module
-            .launch(&mut memory, &launch, &Options::default())
-            .unwrap();
+        launch(&kernel.ptx, &kernel.source.entry, &planned, &mut memory, 0).unwrap();
         found
             .state
             .data_mut()

@@ -1,9 +1,7 @@
 //! The soak's own engine: what it serves is varied, replays, and a wrong step is caught.
 
-use std::error::Error;
-
 use kda_tests::soak::{Tally, World, serve};
-use kda_tests::{Buffers, Case, Executor, Faults, ReferenceExecutor};
+use kda_tests::{Executor, Faults, ReferenceExecutor, Scripted};
 
 fn steps(count: u64) -> impl FnMut(&Tally) -> bool {
     move |tally| tally.steps < count
@@ -35,33 +33,17 @@ fn a_seed_replays() {
     assert_eq!(format!("{:?}", served()), format!("{:?}", served()));
 }
 
-/// The reference, wrong in its `at`-th launch.
-struct Wrong {
-    at: u64,
-    launches: u64,
-    /// What it breaks: a bit of the first state that is named, or the fault record.
-    state: bool,
-}
-
-impl Executor for Wrong {
-    fn name(&self) -> String {
-        "wrong".into()
-    }
-
-    fn modes(&self, _: &Case) -> Vec<String> {
-        vec!["scalar".into()]
-    }
-
-    fn run(
-        &mut self,
-        case: &Case,
-        mode: &str,
-        buffers: &mut Buffers,
-    ) -> Result<Option<Faults>, Box<dyn Error>> {
-        let faults = ReferenceExecutor.run(case, mode, buffers)?;
-        self.launches += 1;
-        if self.launches == self.at {
-            if !self.state {
+#[test]
+fn a_wrong_step_is_caught_and_named() {
+    for wrong_state in [false, true] {
+        let mut launches = 0;
+        let mut wrong = Scripted::new(|case, buffers| {
+            let faults = ReferenceExecutor.run(case, "scalar", buffers)?;
+            launches += 1;
+            if launches != 23 {
+                return Ok(faults);
+            }
+            if !wrong_state {
                 return Ok(Faults::from_record(1, 77));
             }
             // A slot that nobody is ever given.
@@ -70,26 +52,11 @@ impl Executor for Wrong {
             let value = buffers.state.state(case.shape.state_type, index);
             let other = if value == 1.0 { 2.0 } else { 1.0 };
             buffers.state.set_state(case.shape.state_type, index, other);
-        }
-        Ok(faults)
-    }
-}
-
-#[test]
-fn a_wrong_step_is_caught_and_named() {
-    for state in [false, true] {
-        let mut wrong = Wrong {
-            at: 23,
-            launches: 0,
-            state,
-        };
+            Ok(faults)
+        });
         let mismatch = serve(&mut World::new(5, 1), &mut wrong, steps(60)).unwrap_err();
         let text = mismatch.to_string();
         assert!(text.contains("world 0x5 step 22, mode scalar"), "{text}");
-        assert!(
-            wrong.launches < 40,
-            "the loop went on for {}",
-            wrong.launches
-        );
+        assert!(launches < 40, "the loop went on for {launches}");
     }
 }

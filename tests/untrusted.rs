@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::ptr;
 
 use kda_capi::{
@@ -17,28 +17,15 @@ use kda_codegen::{Arch, KernelSpec, Resources};
 use kda_runtime::{
     DiskCache, Error, Kernel, KernelBundle, KernelSources, Kernels, Origin, encode_bundle,
 };
+use kda_tests::{property_config, scratch};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
-use proptest::test_runner::{Config, RngSeed};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tempfile::TempDir;
 
 // ---- support
-
-/// The same cases on every run; `PROPTEST_RNG_SEED` draws others.
-fn config(cases: u32) -> Config {
-    let default = Config::default();
-    Config {
-        cases,
-        failure_persistence: None,
-        rng_seed: match default.rng_seed {
-            RngSeed::Random => RngSeed::Fixed(0x6b64_6132),
-            fixed => fixed,
-        },
-        ..default
-    }
-}
 
 /// Counts what each thread has allocated and not yet freed, and the most there ever was.
 struct Counting;
@@ -225,7 +212,7 @@ fn refused(error: &Error) -> bool {
 // ---- bundles
 
 proptest! {
-    #![proptest_config(config(512))]
+    #![proptest_config(property_config(512))]
 
     #[test]
     fn random_bytes_are_no_bundle(bytes in vec(any::<u8>(), 0..600), start in 0..=48usize) {
@@ -418,30 +405,15 @@ fn claimed_sizes_cost_nothing() {
 
 // ---- the disk cache
 
-/// A folder of this test, removed when dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
-            .join(format!("untrusted-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A cache that holds the first kernel, and the folder of that kernel.
-fn cache_of_one(folder: &Folder) -> (DiskCache, PathBuf) {
-    let cache = DiskCache::at(&folder.0);
+fn cache_of_one(folder: &TempDir) -> (DiskCache, PathBuf) {
+    let cache = DiskCache::at(folder.path());
     cache.store(&kernels()[0]).unwrap();
-    let entry = fs::read_dir(&folder.0).unwrap().next().unwrap().unwrap();
+    let entry = fs::read_dir(folder.path())
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap();
     (cache, entry.path())
 }
 
@@ -459,12 +431,12 @@ fn loads_nothing_else(cache: &DiskCache, version: Option<(i32, i32)>) -> Option<
 
 #[test]
 fn a_changed_cache_entry_is_a_miss() {
-    let folder = Folder::new("changed");
+    let folder = scratch();
     let (cache, entry) = cache_of_one(&folder);
     let file = entry.join("13.0.kernel");
     let whole = fs::read(&file).unwrap();
     let (hits, misses) = (Cell::new(0), Cell::new(0));
-    proptest!(config(512), |(edits in vec(edit(), 1..4))| {
+    proptest!(property_config(512), |(edits in vec(edit(), 1..4))| {
         let mut changed = whole.clone();
         apply(&mut changed, &edits);
         fs::write(&file, &changed).unwrap();
@@ -480,7 +452,7 @@ fn a_changed_cache_entry_is_a_miss() {
 
 #[test]
 fn a_foreign_cache_entry_is_a_miss() {
-    let folder = Folder::new("foreign");
+    let folder = scratch();
     let (cache, entry) = cache_of_one(&folder);
     let file = entry.join("13.0.kernel");
     let whole = fs::read(&file).unwrap();
@@ -499,7 +471,7 @@ fn a_foreign_cache_entry_is_a_miss() {
         vec(any::<u8>(), 0..200),
         Just(Vec::new()),
     ];
-    proptest!(config(256), |(planted in vec((names, bytes), 1..4))| {
+    proptest!(property_config(256), |(planted in vec((names, bytes), 1..4))| {
         fs::write(&file, &whole).unwrap();
         let mut written = Vec::new();
         for (name, bytes) in &planted {
@@ -524,7 +496,7 @@ fn a_foreign_cache_entry_is_a_miss() {
 #[test]
 fn an_entry_that_is_no_file_is_a_miss() {
     use std::os::unix::fs::symlink;
-    let folder = Folder::new("special");
+    let folder = scratch();
     let (cache, entry) = cache_of_one(&folder);
     let file = entry.join("13.0.kernel");
     type Make<'a> = &'a dyn Fn();
@@ -638,7 +610,7 @@ fn or_null<T>(value: &T, null: bool) -> *const T {
 }
 
 proptest! {
-    #![proptest_config(config(1024))]
+    #![proptest_config(property_config(1024))]
 
     #[test]
     fn random_settings_never_panic(settings in settings()) {
@@ -914,7 +886,7 @@ fn random_steps_are_refused_unless_every_operand_holds() {
         prop_oneof![Just(None), number().prop_map(Some)],
         -3..=3i64,
     );
-    proptest!(config(8192), |(
+    proptest!(property_config(8192), |(
         verify in any::<bool>(),
         (requests, columns, pool_slots) in (0..5usize, 1..6usize, 0..6usize),
         changes in vec(change, 0..4),

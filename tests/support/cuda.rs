@@ -88,6 +88,71 @@ impl Drop for DeviceMemory {
     }
 }
 
+/// Operands on the device, an allocation each.
+pub struct DeviceBuffers(Vec<(&'static str, DeviceMemory)>);
+
+impl DeviceBuffers {
+    /// Allocates for `buffers`; the context must be current.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn new(buffers: &Buffers) -> Result<DeviceBuffers, Box<dyn Error>> {
+        let regions = buffers.regions().into_iter();
+        let memory = regions.map(|(name, r)| Ok((name, DeviceMemory::new(r.bytes.len())?)));
+        Ok(DeviceBuffers(
+            memory.collect::<Result<_, Box<dyn Error>>>()?,
+        ))
+    }
+
+    /// Where an operand's region lies.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such operand.
+    pub fn address(&self, operand: &str) -> u64 {
+        self.memory(operand).address
+    }
+
+    fn memory(&self, operand: &str) -> &DeviceMemory {
+        let found = self.0.iter().find(|(name, _)| *name == operand);
+        &found.expect("an operand").1
+    }
+
+    /// Copies every operand there.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn upload(&self, buffers: &Buffers) -> Result<(), Box<dyn Error>> {
+        let mut regions = buffers.regions().into_iter();
+        regions.try_for_each(|(name, region)| self.memory(name).upload(0, &region.bytes))
+    }
+
+    /// Copies every operand back.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn download(&self, buffers: &mut Buffers) -> Result<(), Box<dyn Error>> {
+        let mut regions = buffers.regions_mut().into_iter();
+        regions.try_for_each(|(name, region)| self.memory(name).download(0, &mut region.bytes))
+    }
+}
+
+/// As [`current_device`]; kernels are PTX from now on if the device is an emulated one.
+///
+/// # Errors
+///
+/// The driver's, or that there is none.
+pub fn open_device(kernels: &KernelCache) -> Result<Device, Box<dyn Error>> {
+    let device = current_device()?;
+    if is_emulated()? {
+        kernels.give_ptx();
+    }
+    Ok(device)
+}
+
 /// Makes the primary context of device 0 current on this thread.
 ///
 /// # Errors
@@ -195,12 +260,8 @@ impl CudaExecutor {
     ///
     /// There is no driver, no device or no memory.
     pub fn new(kernels: KernelCache) -> Result<CudaExecutor, Box<dyn Error>> {
-        let device = current_device()?;
-        if is_emulated()? {
-            kernels.give_ptx();
-        }
         Ok(CudaExecutor {
-            device,
+            device: open_device(&kernels)?,
             kernels,
             stream: new_stream()?,
             arena: DeviceMemory::new(1)?,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use kda_codegen::operands::{FaultRecord, PARAMETERS, Parameter};
 use kda_codegen::{Arch, EarlyReads, KernelSpec};
-use kda_emulator::{Launch, Memory, Module, Options, Param};
-use kda_runtime::{Plan, Planned, Policies};
+use kda_emulator::{Launch, Memory, Module, Options, Param, Report};
+use kda_runtime::{Plan, Policies};
 
 use crate::kernels::{KernelCache, Kernels};
 use crate::placed;
@@ -85,10 +85,20 @@ impl<K: Kernels> EmulatorExecutor<K> {
     }
 }
 
-/// The parameters of a planned launch.
-pub fn parameters(planned: &Planned) -> Vec<Param> {
-    let values = planned.arguments.to_bytes();
-    PARAMETERS
+/// Launches what the runtime planned: `values` are those of the kernel's `parameters`.
+///
+/// # Errors
+///
+/// The emulator's.
+pub fn launch(
+    module: &Module,
+    entry: &str,
+    planned: &kda_codegen::Launch,
+    (parameters, values): (&[Parameter], Vec<Vec<u8>>),
+    memory: &mut Memory,
+    options: &Options,
+) -> Result<Report, kda_emulator::Error> {
+    let params: Vec<Param> = parameters
         .iter()
         .zip(values)
         .map(
@@ -97,7 +107,16 @@ pub fn parameters(planned: &Planned) -> Vec<Param> {
                 _ => Param::Bytes(bytes),
             },
         )
-        .collect()
+        .collect();
+    let launch = Launch {
+        entry,
+        grid: planned.grid,
+        block: planned.block,
+        cluster: planned.cluster,
+        dynamic_shared_bytes: 0,
+        params: &params,
+    };
+    module.launch(memory, &launch, options)
 }
 
 impl<K: Kernels> Executor for EmulatorExecutor<K> {
@@ -188,16 +207,12 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
                 options = options.early_poison("slots", stale);
             }
         }
-        module.launch(
+        launch(
+            &module,
+            &entry,
+            &planned.launch,
+            (PARAMETERS, planned.arguments.to_bytes()),
             &mut memory,
-            &Launch {
-                entry: &entry,
-                grid: planned.launch.grid,
-                block: planned.launch.block,
-                cluster: planned.launch.cluster,
-                dynamic_shared_bytes: 0,
-                params: &parameters(&planned),
-            },
             &options,
         )?;
         for (name, region) in buffers.regions_mut() {

@@ -173,3 +173,38 @@ impl Executor for ReferenceExecutor {
         }))
     }
 }
+
+/// An executor that a test writes as a closure, mostly the reference with one thing wrong. One mode.
+pub struct Scripted<F>(F);
+
+impl<F> Scripted<F>
+where
+    F: FnMut(&Case, &mut Buffers) -> Result<Option<Faults>, Box<dyn Error>>,
+{
+    /// Runs launches by `run`.
+    pub fn new(run: F) -> Scripted<F> {
+        Scripted(run)
+    }
+}
+
+impl<F> Executor for Scripted<F>
+where
+    F: FnMut(&Case, &mut Buffers) -> Result<Option<Faults>, Box<dyn Error>>,
+{
+    fn name(&self) -> String {
+        "scripted".into()
+    }
+
+    fn modes(&self, _: &Case) -> Vec<String> {
+        vec!["scalar".into()]
+    }
+
+    fn run(
+        &mut self,
+        case: &Case,
+        _: &str,
+        buffers: &mut Buffers,
+    ) -> Result<Option<Faults>, Box<dyn Error>> {
+        (self.0)(case, buffers)
+    }
+}

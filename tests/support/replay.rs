@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use kda_codegen::EarlyReads;
 use kda_runtime::{Device, Policies, PreparedKda, StepKind, Stream};
 
-use crate::cuda::{self, DeviceMemory, check};
+use crate::cuda::{self, DeviceBuffers, check};
 use crate::kernels::KernelCache;
 use crate::soak::{LENGTHS, World};
 use crate::{Buffers, Case, Executor, Faults, placed};
@@ -30,7 +30,7 @@ pub struct ReplayExecutor {
     prepared: PreparedKda,
     device: Device,
     stream: Stream,
-    memory: HashMap<&'static str, DeviceMemory>,
+    memory: DeviceBuffers,
     /// Graph launches.
     pub replays: u64,
 }
@@ -43,10 +43,7 @@ impl ReplayExecutor {
     ///
     /// There is no driver, no device or no memory, or a kernel does not compile.
     pub fn new(kernels: &KernelCache, world: &World) -> Result<ReplayExecutor, Box<dyn Error>> {
-        let device = cuda::current_device()?;
-        if cuda::is_emulated()? {
-            kernels.give_ptx();
-        }
+        let device = cuda::open_device(kernels)?;
         let stream = cuda::new_stream()?;
         let config = placed::config(world.base(), EarlyReads::Weights);
         let mut kinds = vec![StepKind::Decode];
@@ -54,16 +51,13 @@ impl ReplayExecutor {
         let policies =
             Policies::for_device(device.arch(), config.heads, config.early_reads, &kinds);
         let prepared = PreparedKda::prepare_caches(&device, stream, &config, &policies, kernels)?;
-        let mut memory = HashMap::new();
-        for (name, region) in Buffers::poisoned(&World::largest(world.base())).regions() {
-            memory.insert(name, DeviceMemory::new(region.bytes.len())?);
-        }
+        let largest = Buffers::poisoned(&World::largest(world.base()));
         Ok(ReplayExecutor {
             graphs: HashMap::new(),
             prepared,
             device,
             stream,
-            memory,
+            memory: DeviceBuffers::new(&largest)?,
             replays: 0,
         })
     }
@@ -78,7 +72,7 @@ impl ReplayExecutor {
         if let Some(graph) = self.graphs.get(&key) {
             return Ok(graph.0);
         }
-        let step = placed::step(case, buffers, |name| self.memory[name].address);
+        let step = placed::step(case, buffers, |name| self.memory.address(name));
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the stream is live; the step's operands lie in this object's memory, which the
@@ -118,18 +112,14 @@ impl Executor for ReplayExecutor {
     ) -> Result<Option<Faults>, Box<dyn Error>> {
         // The capture reads nothing, so that the buffers may hold an earlier step's values.
         let graph = self.graph(case, buffers)?;
-        for (name, region) in buffers.regions() {
-            self.memory[name].upload(0, &region.bytes)?;
-        }
+        self.memory.upload(buffers)?;
         // SAFETY: the graph and the stream are live, and so is what it launches.
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(graph, self.stream)
         })?;
         self.replays += 1;
         let faults = self.prepared.take_faults(self.stream)?;
-        for (name, region) in buffers.regions_mut() {
-            self.memory[name].download(0, &mut region.bytes)?;
-        }
+        self.memory.download(buffers)?;
         Ok(faults.and_then(placed::faults))
     }
 }

@@ -3,6 +3,7 @@
 
 use proptest::prelude::*;
 use proptest::sample::select;
+use proptest::test_runner::{Config, RngSeed};
 
 use crate::case::Case;
 use crate::limits::Limits;
@@ -25,4 +26,18 @@ pub fn case_strategy(limits: Limits) -> impl Strategy<Value = Case> {
             };
             Case::sized(seed, &limits, heads, requests)
         })
+}
+
+/// Settings of a property test: the same cases on every run; `PROPTEST_RNG_SEED` draws others.
+pub fn property_config(cases: u32) -> Config {
+    let default = Config::default();
+    Config {
+        cases,
+        failure_persistence: None,
+        rng_seed: match default.rng_seed {
+            RngSeed::Random => RngSeed::Fixed(0x6b64_6131),
+            fixed => fixed,
+        },
+        ..default
+    }
 }

@@ -10,7 +10,7 @@ use clap::Args;
 use cudarc::driver::sys;
 use kda_codegen::EarlyReads;
 use kda_runtime::{Kernels, Policies, PreparedKda, Stream};
-use kda_tests::cuda::{self, DeviceMemory, check};
+use kda_tests::cuda::{self, DeviceBuffers, DeviceMemory, check};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::{Buffers, Case, Limits, placed};
 
@@ -34,10 +34,9 @@ pub struct Options {
 /// No driver, or a kernel that does not compile.
 pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let kernels = KernelCache::new(load_nvrtc()?);
-    let device = cuda::current_device()?;
+    let device = cuda::open_device(&kernels)?;
     if cuda::is_emulated()? {
         println!("emulated driver: the times below are the emulator's and mean nothing");
-        kernels.give_ptx();
     }
     let stream = cuda::new_stream()?;
     let limits = Limits {
@@ -49,16 +48,9 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         .find(|case| !case.verify)
         .expect("most cases decode");
     let buffers = Buffers::new(&case);
-    let mut memory = Vec::new();
-    for (name, region) in buffers.regions() {
-        let on_device = DeviceMemory::new(region.bytes.len())?;
-        on_device.upload(0, &region.bytes)?;
-        memory.push((name, on_device));
-    }
-    let step = placed::step(&case, &buffers, |name| {
-        let of = memory.iter().find(|(known, _)| *known == name);
-        of.expect("a region").1.address
-    });
+    let memory = DeviceBuffers::new(&buffers)?;
+    memory.upload(&buffers)?;
+    let step = placed::step(&case, &buffers, |name| memory.address(name));
     let config = placed::config(&case, EarlyReads::Weights);
     let kinds = [placed::kind(&case)];
     let policies = Policies::for_device(device.arch(), config.heads, config.early_reads, &kinds);
@@ -129,7 +121,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A kernel without anything around it.
+/// A kernel without anything around it: nothing of the library's launch path may be in what that path
+/// is compared with, so this is the driver's interface by hand.
 struct Bare {
     function: sys::CUfunction,
     entry: CString,

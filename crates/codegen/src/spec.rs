@@ -97,6 +97,16 @@ choice! {
     }
 }
 
+impl StateDtype {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            StateDtype::F32 => 4,
+            StateDtype::Bf16 => 2,
+        }
+    }
+}
+
 choice! {
     /// What a kernel may read before the kernel ahead of it in the stream has finished, under
     /// programmatic dependent launch.

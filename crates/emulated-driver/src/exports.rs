@@ -255,7 +255,9 @@ driver_functions! {
     /// Device ordinal and memory type.
     fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: CUdeviceptr) {
         use CUpointer_attribute as Of;
-        let found = driver().find(address).and_then(|(device, _, _, on_host)| match attribute {
+        let mut driver = driver();
+        let found = driver.current().and_then(|_| driver.find(address));
+        let found = found.and_then(|(device, _, _, on_host)| match attribute {
             _ if attribute == Of::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as c_uint => {
                 Ok(device as u32)
             }

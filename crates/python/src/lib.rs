@@ -207,7 +207,7 @@ impl Kda {
     #[new]
     #[pyo3(signature = (config, policies, *, device, stream=None, bundle=None, cache_folder=None,
         nvrtc_folder=None, compile=true, host_memory=false))]
-    #[allow(clippy::too_many_arguments)]
+    #[expect(clippy::too_many_arguments, reason = "Python sees keywords, one each")]
     fn new(
         py: Python<'_>,
         config: ConfigFields,
@@ -358,7 +358,7 @@ impl Reset {
     #[new]
     #[pyo3(signature = (config, *, device, stream=None, bundle=None, cache_folder=None,
         nvrtc_folder=None, compile=true, host_memory=false))]
-    #[allow(clippy::too_many_arguments)]
+    #[expect(clippy::too_many_arguments, reason = "Python sees keywords, one each")]
     fn new(
         py: Python<'_>,
         config: ConfigFields,

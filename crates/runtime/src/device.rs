@@ -7,10 +7,11 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use kda_codegen::operands::FaultRecord;
+use kda_codegen::operands::{FaultRecord, Parameter};
 use kda_codegen::{Arch, Launch};
 
 use crate::Error;
+use crate::residence::Residence;
 
 /// A raw CUDA stream handle, as every engine has one.
 pub type Stream = sys::CUstream;
@@ -45,6 +46,8 @@ struct Inner {
     /// The device, when this object retains its primary context.
     retained: Option<sys::CUdevice>,
     arch: Arch,
+    /// What is known of the addresses of operands.
+    residence: Residence,
     /// Keeps a borrowed context alive.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -77,6 +80,7 @@ impl Device {
                 ordinal: device,
                 retained: Some(device),
                 arch,
+                residence: Residence::new(device),
                 _owner: None,
             })))
         }
@@ -112,6 +116,7 @@ impl Device {
             ordinal: device,
             retained: None,
             arch,
+            residence: Residence::new(device),
             _owner: Some(owner),
         })))
     }
@@ -147,22 +152,47 @@ impl Device {
         pop()?;
         result
     }
-}
 
-/// While it lives, calls of this thread do not end captures that other streams or threads are in the
-/// middle of: loading, unloading and allocating touch none of their work.
-pub(crate) struct Uncaptured(sys::CUstreamCaptureMode);
+    /// As [`with_context`](Self::with_context), and what `body` loads, unloads or allocates ends no
+    /// capture that other streams or threads are in the middle of: it touches none of their work.
+    pub(crate) fn uncaptured<T>(
+        &self,
+        body: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.with_context(|| {
+            let _relaxed = Relaxed::new()?;
+            body()
+        })
+    }
 
-impl Uncaptured {
-    /// The device's context is current.
-    pub(crate) fn new() -> Result<Uncaptured, Error> {
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        exchange_capture_mode(&mut mode)?;
-        Ok(Uncaptured(mode))
+    /// Fails while `stream` is being captured.
+    pub(crate) fn refuse_capture(&self, stream: Stream) -> Result<(), Error> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        self.with_context(|| {
+            // SAFETY: the caller's stream is live; the pointer is to a local.
+            check("cuStreamIsCapturing", unsafe {
+                sys::cuStreamIsCapturing(stream, &mut status)
+            })
+        })?;
+        match status {
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+            _ => Err(Error::Capturing),
+        }
     }
 }
 
-impl Drop for Uncaptured {
+/// While it lives, calls of this thread end no capture.
+struct Relaxed(sys::CUstreamCaptureMode);
+
+impl Relaxed {
+    fn new() -> Result<Relaxed, Error> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        exchange_capture_mode(&mut mode)?;
+        Ok(Relaxed(mode))
+    }
+}
+
+impl Drop for Relaxed {
     fn drop(&mut self) {
         // An error has no remedy.
         let _ = exchange_capture_mode(&mut self.0);
@@ -240,8 +270,9 @@ pub(crate) fn owner_of(address: u64) -> Option<i32> {
     use sys::CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as TYPE,
     };
-    // The caller may be in the middle of a capture, which a question must not end.
-    let _uncaptured = Uncaptured::new();
+    // The caller may be in the middle of a capture, which a question must not end. Where that cannot
+    // be had, nothing is known.
+    let _relaxed = Relaxed::new().ok()?;
     let ask = |attribute| {
         let mut value = 0u32;
         // SAFETY: the driver is present; both attributes are 32 bits wide, as the local is.
@@ -255,16 +286,6 @@ pub(crate) fn owner_of(address: u64) -> Option<i32> {
     } else {
         None
     }
-}
-
-/// Whether a stream is being captured.
-pub(crate) fn is_capturing(stream: Stream) -> Result<bool, Error> {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: the caller's stream is live; the pointer is to a local.
-    check("cuStreamIsCapturing", unsafe {
-        sys::cuStreamIsCapturing(stream, &mut status)
-    })?;
-    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
 /// A loaded cubin and its one function.
@@ -315,7 +336,8 @@ impl Function {
         }
     }
 
-    /// Launches on `stream`.
+    /// Launches on `stream`, unless a pointer is another device's memory. `pointers` are the values
+    /// of the kernel's `parameters`, 0 for what is no pointer.
     ///
     /// # Safety
     ///
@@ -324,6 +346,28 @@ impl Function {
     /// finished; `stream` belongs to this function's context.
     #[inline]
     pub(crate) unsafe fn launch(
+        &self,
+        stream: Stream,
+        launch: &Launch,
+        parameters: &'static [Parameter],
+        pointers: &[u64],
+        addresses: &mut [*mut c_void],
+    ) -> Result<(), Error> {
+        let device = &self.device.0;
+        self.device.with_context(|| {
+            device.residence.check(pointers, parameters)?;
+            // SAFETY: the caller's promise.
+            unsafe { self.enqueue(stream, launch, addresses) }
+        })
+    }
+
+    /// The launch itself, in the device's context.
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch).
+    #[inline]
+    unsafe fn enqueue(
         &self,
         stream: Stream,
         launch: &Launch,
@@ -364,8 +408,7 @@ impl Drop for Function {
     fn drop(&mut self) {
         let module = self.module;
         // An error here has no remedy.
-        let _ = self.device.with_context(|| {
-            let _uncaptured = Uncaptured::new();
+        let _ = self.device.uncaptured(|| {
             // SAFETY: loaded once by `load`.
             check("cuModuleUnload", unsafe { sys::cuModuleUnload(module) })
         });
@@ -432,11 +475,9 @@ impl FaultMemory {
 
     /// Reads the record after everything queued on `stream`, and clears it.
     pub(crate) fn take(&self, stream: Stream) -> Result<FaultRecord, Error> {
+        // Waiting inside a capture would invalidate it.
+        self.device.refuse_capture(stream)?;
         self.device.with_context(|| {
-            // Waiting inside a capture would invalidate it.
-            if is_capturing(stream)? {
-                return Err(Error::Capturing);
-            }
             // SAFETY: the caller's stream is live.
             check("cuStreamSynchronize", unsafe {
                 sys::cuStreamSynchronize(stream)
@@ -454,8 +495,7 @@ impl Drop for FaultMemory {
     fn drop(&mut self) {
         let host = self.host;
         // An error here has no remedy.
-        let _ = self.device.with_context(|| {
-            let _uncaptured = Uncaptured::new();
+        let _ = self.device.uncaptured(|| {
             // SAFETY: allocated once by `new`.
             check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(host.cast()) })
         });

@@ -3,8 +3,7 @@
 use kda_codegen::operands::PARAMETERS;
 use kda_codegen::{KernelSpec, Resources};
 
-use crate::device::{self, FaultMemory, Function, Uncaptured};
-use crate::residence::Residence;
+use crate::device::{self, FaultMemory, Function};
 use crate::{
     Config, Device, Error, Kernel, KernelKey, Kernels, Origin, Plan, Policies, Step, StepKind,
     Stream,
@@ -71,12 +70,10 @@ pub struct KernelInfo {
 /// The kernels of one model on one device, ready to launch. `Send` and `Sync`: any thread, any
 /// stream of the context.
 pub struct PreparedKda {
-    device: Device,
     plan: Plan,
     functions: Vec<Function>,
     info: Vec<KernelInfo>,
     faults: FaultMemory,
-    residence: Residence,
 }
 
 impl PreparedKda {
@@ -99,9 +96,7 @@ impl PreparedKda {
         kernels: &dyn Kernels,
     ) -> Result<PreparedKda, Error> {
         let plan = Plan::new(device.arch(), config, policies)?;
-        if device.with_context(|| device::is_capturing(stream))? {
-            return Err(Error::Capturing);
-        }
+        device.refuse_capture(stream)?;
         let mut functions = Vec::new();
         let mut info = Vec::new();
         for kernel in kernels.kernels(plan.kernels())? {
@@ -126,17 +121,12 @@ impl PreparedKda {
                 resources,
             });
         }
-        let faults = device.with_context(|| {
-            let _uncaptured = Uncaptured::new()?;
-            FaultMemory::new(device)
-        })?;
+        let faults = device.uncaptured(|| FaultMemory::new(device))?;
         Ok(PreparedKda {
-            device: device.clone(),
             plan,
             functions,
             info,
             faults,
-            residence: Residence::new(device.ordinal()),
         })
     }
 
@@ -171,15 +161,20 @@ impl PreparedKda {
         let Some(mut planned) = self.plan.step(step, self.faults.address)? else {
             return Ok(());
         };
-        self.residence
-            .check(&planned.arguments.pointers(), PARAMETERS)?;
         let function = &self.functions[planned.kernel];
+        let pointers = planned.arguments.pointers();
         let mut addresses = planned.arguments.addresses();
-        self.device.with_context(|| {
-            // SAFETY: the arguments are the kernel's, and the plan checked every extent against what
-            // the caller vouches for.
-            unsafe { function.launch(stream, &planned.launch, &mut addresses) }
-        })
+        // SAFETY: the arguments are the kernel's, and the plan checked every extent against what the
+        // caller vouches for.
+        unsafe {
+            function.launch(
+                stream,
+                &planned.launch,
+                PARAMETERS,
+                &pointers,
+                &mut addresses,
+            )
+        }
     }
 
     /// Waits for `stream`, returns what the device refused since the last call, and forgets it.
@@ -216,8 +211,7 @@ impl PreparedKda {
 
 /// Loads a kernel into the device's context.
 pub(crate) fn load(device: &Device, kernel: &Kernel) -> Result<Function, Error> {
-    let function = device.with_context(|| {
-        let _uncaptured = Uncaptured::new()?;
+    let function = device.uncaptured(|| {
         let dependent_launch = kernel.spec.arch.has_clusters();
         Function::load(device, &kernel.cubin, &kernel.entry, dependent_launch)
     });

@@ -3,12 +3,11 @@
 
 use kda_codegen::operands::reset::{Arguments, Geometry, PARAMETERS};
 use kda_codegen::schedule::MAX_REQUESTS;
-use kda_codegen::{HEAD_DIM, KernelSpec, Launch, StateDtype};
+use kda_codegen::{HEAD_DIM, KernelSpec, Launch};
 
-use crate::device::{self, Function};
+use crate::device::Function;
 use crate::prepared::load;
-use crate::residence::Residence;
-use crate::step::{Extent, strided};
+use crate::step::strided;
 use crate::{Config, ConvCache, Device, Error, Kernels, Slots, StatePool, Stream};
 
 /// Threads of a block: `THREADS` in `templates/reset_constants.cuh.tera`.
@@ -65,7 +64,7 @@ pub fn plan_reset(config: &Config, reset: &Reset) -> Result<Option<PlannedReset>
         }
     }
     let dim = config.heads * HEAD_DIM;
-    let (line, matrices) = (3 * dim * reset.conv_cache.length, dim * HEAD_DIM);
+    let line = 3 * dim * reset.conv_cache.length;
     let (slots, conv, state) = (&reset.slots, &reset.conv_cache, &reset.state);
     strided(
         "slots",
@@ -83,42 +82,9 @@ pub fn plan_reset(config: &Config, reset: &Reset) -> Result<Option<PlannedReset>
         line,
         2,
     )?;
-    strided(
-        "state_pool",
-        state.buffer,
-        state.slot_stride,
-        reset.pool_slots,
-        matrices,
-        16,
-    )?;
-    let state_bytes = match config.state_dtype {
-        StateDtype::F32 => 4,
-        StateDtype::Bf16 => 2,
-    };
-    if state.slot_stride % (16 / state_bytes) != 0 {
-        return Err(Error::Misaligned {
-            operand: "state_pool",
-            value: (state.slot_stride * state_bytes) as u64,
-            alignment_bytes: 16,
-        });
-    }
-    let pools = [
-        Extent::new(
-            state.buffer.address,
-            state.slot_stride,
-            matrices,
-            reset.pool_slots,
-            state_bytes as u64,
-        ),
-        Extent::new(
-            conv.buffer.address,
-            conv.slot_stride,
-            line,
-            reset.pool_slots,
-            2,
-        ),
-    ];
-    if pools[0].overlaps(&pools[1]) {
+    state.check("state_pool", config, reset.pool_slots)?;
+    let state_extent = state.extent(config, reset.pool_slots);
+    if state_extent.overlaps(&conv.extent(config, reset.pool_slots)) {
         return Err(Error::Overlap {
             written: "state_pool",
             other: "conv_cache",
@@ -149,10 +115,8 @@ pub fn plan_reset(config: &Config, reset: &Reset) -> Result<Option<PlannedReset>
 ///
 /// It has run in the emulator; not yet on hardware.
 pub struct PreparedReset {
-    device: Device,
     config: Config,
     function: Function,
-    residence: Residence,
 }
 
 impl PreparedReset {
@@ -171,18 +135,14 @@ impl PreparedReset {
         config.validate()?;
         // Heads are no part of the kernel; a step of as many must exist.
         KernelSpec::new(device.arch(), config.heads).validate()?;
-        if device.with_context(|| device::is_capturing(stream))? {
-            return Err(Error::Capturing);
-        }
+        device.refuse_capture(stream)?;
         let spec = KernelSpec::reset(device.arch(), config.null_rule, config.state_dtype);
         let kernel = kernels.kernel(&spec)?;
         let function = load(device, &kernel)?;
         log::info!("prepared {}: {}", kernel.entry, kernel.origin);
         Ok(PreparedReset {
-            device: device.clone(),
             config: *config,
             function,
-            residence: Residence::new(device.ordinal()),
         })
     }
 
@@ -202,16 +162,18 @@ impl PreparedReset {
         let Some(mut planned) = plan_reset(&self.config, reset)? else {
             return Ok(());
         };
-        self.residence
-            .check(&planned.arguments.pointers(), PARAMETERS)?;
+        let pointers = planned.arguments.pointers();
         let mut addresses = planned.arguments.addresses();
-        self.device.with_context(|| {
-            // SAFETY: the arguments are the kernel's, and the plan checked every extent against what
-            // the caller vouches for.
-            unsafe {
-                self.function
-                    .launch(stream, &planned.launch, &mut addresses)
-            }
-        })
+        // SAFETY: the arguments are the kernel's, and the plan checked every extent against what the
+        // caller vouches for.
+        unsafe {
+            self.function.launch(
+                stream,
+                &planned.launch,
+                PARAMETERS,
+                &pointers,
+                &mut addresses,
+            )
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! Whether a step's operands are this device's memory. Asks the driver about an address once, since
-//! asking costs more than launching. Knows no operand.
+//! Whether operands are their device's memory. Asks the driver about an address once: a launch has
+//! some sixteen, and makes no call to the driver but its own. Knows no operand.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,8 +13,8 @@ const WAYS: usize = 4;
 /// Places, a power of two: some 70 layers of some 10 operands rarely fill one. 32 KiB.
 const PLACES: usize = 1024;
 
-/// Addresses found to be no other device's memory. One of a full place may be displaced, and is asked
-/// again. Memory that is freed and whose address another device then gets is not noticed.
+/// Addresses found to be no other device's memory, of every object of a device. One of a full place
+/// may be displaced, and is asked again. Memory that is freed and whose address another device then gets is not noticed.
 pub(crate) struct Residence {
     ordinal: i32,
     known: Known,

@@ -1,7 +1,7 @@
 //! One step's operands, their checks, and the plain launch description made of them. No CUDA.
 
 use kda_codegen::operands::{Arguments, Geometry};
-use kda_codegen::{Arch, CONV_WIDTH, GATE_RANK, HEAD_DIM, KernelSpec, Launch, StateDtype};
+use kda_codegen::{Arch, CONV_WIDTH, GATE_RANK, HEAD_DIM, KernelSpec, Launch};
 
 use crate::config::KINDS;
 use crate::{Config, Error, Gate, Policies, StepKind};
@@ -142,6 +142,34 @@ pub struct StatePool {
     pub slot_stride: i64,
 }
 
+impl StatePool {
+    /// Whether `slots` slots lie in it, each at a multiple of 16 bytes.
+    pub(crate) fn check(
+        &self,
+        operand: &'static str,
+        config: &Config,
+        slots: usize,
+    ) -> Result<(), Error> {
+        let width = config.heads * HEAD_DIM * HEAD_DIM;
+        strided(operand, self.buffer, self.slot_stride, slots, width, 16)?;
+        let element = config.state_dtype.bytes() as i64;
+        if self.slot_stride % (16 / element) != 0 {
+            return Err(Error::Misaligned {
+                operand,
+                value: self.slot_stride.saturating_mul(element) as u64,
+                alignment_bytes: 16,
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn extent(&self, config: &Config, slots: usize) -> Extent {
+        let width = config.heads * HEAD_DIM * HEAD_DIM;
+        let bytes = config.state_dtype.bytes() as u64;
+        Extent::new(self.buffer.address, self.slot_stride, width, slots, bytes)
+    }
+}
+
 /// The conv cache: `[slots, 3 dim, length]` or `[slots, length, 3 dim]`, a slot contiguous.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConvCache {
@@ -151,6 +179,13 @@ pub struct ConvCache {
     pub slot_stride: i64,
     /// Positions of a line, at least 3 + columns − 1.
     pub length: usize,
+}
+
+impl ConvCache {
+    pub(crate) fn extent(&self, config: &Config, slots: usize) -> Extent {
+        let width = 3 * config.heads * HEAD_DIM * self.length;
+        Extent::new(self.buffer.address, self.slot_stride, width, slots, 2)
+    }
 }
 
 /// The slot table: i32 `[requests, columns]`, rows at a distance.
@@ -383,10 +418,6 @@ impl Plan {
                 needed,
             });
         }
-        let state_alignment = match self.config.state_dtype {
-            StateDtype::F32 => 4,
-            StateDtype::Bf16 => 8,
-        };
         let projected = &step.projected;
         for (operand, rows_of, width) in [
             ("qkv", &projected.qkv, 3 * dim),
@@ -440,22 +471,8 @@ impl Plan {
             ("state_pool", Some(step.state)),
             ("state_source", step.state_source),
         ] {
-            let Some(pool) = pool else { continue };
-            strided(
-                operand,
-                pool.buffer,
-                pool.slot_stride,
-                step.pool_slots,
-                dim * HEAD_DIM,
-                16,
-            )?;
-            if pool.slot_stride % state_alignment != 0 {
-                let bytes = pool.slot_stride.saturating_mul(16 / state_alignment);
-                return Err(Error::Misaligned {
-                    operand,
-                    value: bytes as u64,
-                    alignment_bytes: 16,
-                });
+            if let Some(pool) = pool {
+                pool.check(operand, &self.config, step.pool_slots)?;
             }
         }
         self.check_overlap(step, rows)
@@ -464,32 +481,11 @@ impl Plan {
     fn check_overlap(&self, step: &Step, rows: usize) -> Result<(), Error> {
         let heads = self.config.heads;
         let dim = heads * HEAD_DIM;
-        let state_bytes = match self.config.state_dtype {
-            StateDtype::F32 => 4,
-            StateDtype::Bf16 => 2,
-        };
         let rows_of = |operand: &Rows, width: usize| {
             Extent::new(operand.buffer.address, operand.stride, width, rows, 2)
         };
-        let pool = |pool: &StatePool| {
-            let width = dim * HEAD_DIM;
-            Extent::new(
-                pool.buffer.address,
-                pool.slot_stride,
-                width,
-                step.pool_slots,
-                state_bytes,
-            )
-        };
-        let conv = &step.conv_cache;
-        let width = 3 * dim * conv.length;
-        let conv = Extent::new(
-            conv.buffer.address,
-            conv.slot_stride,
-            width,
-            step.pool_slots,
-            2,
-        );
+        let pool = |pool: &StatePool| pool.extent(&self.config, step.pool_slots);
+        let conv = step.conv_cache.extent(&self.config, step.pool_slots);
         let out = rows_of(&step.out, dim);
         let state = pool(&step.state);
         let apart = |written, a: &Extent, other, b: &Extent| {
