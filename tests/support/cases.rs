@@ -67,6 +67,7 @@ fn tests_of(text: &str) -> Vec<&str> {
         if line == "#[test]" {
             marked = true;
         } else if line.starts_with("#[ignore") {
+            // It holds nothing.
             marked = false;
         } else if let Some(name) = name("fn ") {
             if std::mem::take(&mut marked) {
