@@ -120,6 +120,8 @@ __device__ __forceinline__ float decay_softplus(float g, float a_log, float a, f
     float x = __fadd_rn(g, dt_bias);
     float back = __fadd_rn(x, -g);
     float x_low = __fadd_rn(__fadd_rn(g, -__fadd_rn(x, -back)), __fadd_rn(dt_bias, -back));
+    // From 2^24 on no exponential sees it; it would only overflow one, or be inf - inf.
+    if (!(fabsf(x) < 16777216.0f)) x_low = 0.0f;
     float rate;
     if (x < -17.0f) {
         // softplus(x) = e^x here; one exponential of the sum survives where e^x alone underflows.

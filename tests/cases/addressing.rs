@@ -217,7 +217,7 @@ fn c02_a_strided_pool_is_updated_in_place() {
     case.shape.pool_slots = 8;
     case.slots = vec![6, 1, 3];
     for mode in [SINGLE, CLUSTER] {
-        let mut executor = emulator(5);
+        let mut executor = executor(5);
         let (before, first, _) = run(&mut executor, &case, mode);
         // Judged from what the first step left: a copy that nobody wrote back would show.
         let (second, _) = run_on(&mut executor, &case, mode, &first);
@@ -261,7 +261,7 @@ fn c04_slots_beyond_the_pool_act_as_null() {
     let mut case = decode(1, 5);
     case.shape.pool_slots = 8;
     case.slots = vec![1, 8, i32::MAX, -1, 3];
-    let mut executor = emulator(7);
+    let mut executor = executor(7);
     for mode in executor.modes(&case) {
         let (before, after, faults) = run(&mut executor, &case, &mode);
         assert_eq!(faults.map(|f| (f.count, f.request)), Some((2, 1)));
@@ -283,7 +283,7 @@ fn c05_a_slice_of_a_block_table_is_read_by_its_stride() {
         let mut sliced = packed.clone();
         sliced.shape.slots_stride = 9;
         for mode in [SINGLE, CLUSTER] {
-            let mut executor = emulator(9);
+            let mut executor = executor(9);
             let (_, wanted, _) = run(&mut executor, &packed, mode);
             let (_, found, _) = run(&mut executor, &sliced, mode);
             assert!(same_results(&wanted, &found), "{packed}, mode {mode}");
@@ -297,7 +297,7 @@ fn c07_any_pitch_and_start_gives_the_same_bits() {
         for requests in [1, 2] {
             let case = decode(heads, requests);
             assert_eq!(case.shape.pitch, [1667, 3206, 6284][heads / 6]);
-            let mut executor = emulator(11);
+            let mut executor = executor(11);
             let (_, wanted, _) = run(&mut executor, &case, SINGLE);
             let bits = |after: &Buffers| -> Vec<u16> {
                 (0..case.shape.rows() * case.shape.dim())
@@ -391,7 +391,7 @@ fn asymmetric() -> Case {
 #[test]
 fn c08_the_state_is_value_major() {
     let case = asymmetric();
-    let mut executor = emulator(13);
+    let mut executor = executor(13);
     for mode in executor.modes(&case) {
         // The oracle reads the same layout, hence the products by hand below.
         let (before, after, _) = run(&mut executor, &case, &mode);
@@ -449,7 +449,7 @@ fn query(case: &Case, head: usize) -> Vec<f64> {
 #[test]
 fn c08_the_bytes_of_a_slot_are_pinned() {
     let case = asymmetric();
-    let (_, after, _) = run(&mut emulator(15), &case, CLUSTER);
+    let (_, after, _) = run(&mut executor(15), &case, CLUSTER);
     let slot = after.state.offset + case.slots[0] as usize * 2 * MATRIX * 4;
     let golden = include_str!("slot.txt");
     let mut lines = 0;

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use kda_codegen::Arch;
 use kda_reference::{CONV_WIDTH, ConvLayout, Gate, NullRule, StateType};
 use kda_runtime::{Config, Plan, Policies, Step, StepKind};
+use kda_tests::cuda::{CudaExecutor, on_device};
 use kda_tests::emulate::EmulatorExecutor;
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::rng::Rng;
@@ -28,6 +29,14 @@ pub fn kernels() -> KernelCache {
 /// The emulator, with the schedule of `seed`.
 pub fn emulator(seed: u64) -> EmulatorExecutor {
     EmulatorExecutor::new(Arch::Sm90a, kernels()).seed(seed)
+}
+
+/// The emulator, with the schedule of `seed`; or the device, if the environment asks for it.
+pub fn executor(seed: u64) -> Box<dyn Executor> {
+    if on_device() {
+        return Box::new(CudaExecutor::new(kernels()).expect("a CUDA device"));
+    }
+    Box::new(emulator(seed))
 }
 
 /// A decode step: every request live, tight strides, no bias, plain values.

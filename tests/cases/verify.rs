@@ -31,7 +31,7 @@ fn c16_counts_out_of_range_read_no_other_row() {
     for counts in [[0, 1, 4], [5, 4, 1], [-1, 2, 4], [i32::MAX, 1, 1]] {
         case.accepted = Some(counts.to_vec());
         for mode in [SINGLE, CLUSTER] {
-            let (before, after, faults) = run(&mut emulator(31), &case, mode);
+            let (before, after, faults) = run(&mut executor(31), &case, mode);
             assert_eq!(faults.map(|f| (f.count, f.request)), Some((1, 0)));
             assert_eq!(kept(&case, &before, 0), kept(&case, &after, 0));
             assert!(before.slots.i32(4) > 0 && before.slots.i32(5) > 0);
@@ -43,7 +43,7 @@ fn c16_counts_out_of_range_read_no_other_row() {
 fn c17_a_bad_count_makes_the_row_null() {
     let mut case = verify(1, 3, 4, 4);
     case.accepted = Some(vec![2, 1, 4]);
-    let mut executor = emulator(32);
+    let mut executor = executor(32);
     // Row 1 has a state and a window; only its count is bad.
     let mut buffers = Buffers::new(&case);
     case.accepted = Some(vec![2, 0, 4]);
@@ -86,7 +86,7 @@ fn buffers_window(case: &Case, buffers: &Buffers, request: usize) -> Vec<bf16> {
 
 #[test]
 fn c19_every_token_count_and_every_accepted_count() {
-    let mut executor = emulator(33);
+    let mut executor = executor(33);
     for tokens in 1..=8 {
         for requests in [1, 3] {
             let mut case = verify(1, requests, tokens, tokens);
@@ -139,8 +139,8 @@ fn c20_a_line_needs_room_for_the_drafts() {
     for length in [6, 8] {
         let mut case = case.clone();
         lengthen(&mut case, length);
-        passes(&mut emulator(34), &case, SINGLE);
-        passes(&mut emulator(35), &case, CLUSTER);
+        passes(&mut executor(34), &case, SINGLE);
+        passes(&mut executor(35), &case, CLUSTER);
     }
 }
 
@@ -155,7 +155,7 @@ fn c22_a_shared_window_moves_once() {
             inputs.for_each(|x| *x = bf16::from_f32(rng.normal()));
         });
         let mut buffers = Buffers::new(&case);
-        let mut executor = emulator(40 + seed);
+        let mut executor = executor(40 + seed);
         let modes = ["split2-128x8-block-hints", CLUSTER, "split8-128x8-block"];
         for step in 0..8 {
             let mode = modes[step % modes.len()];
@@ -186,7 +186,7 @@ fn c22_any_schedule_gives_the_same_bits() {
         for seed in 0..schedules {
             let mut after = before.clone();
             // A seed delays warps, blocks and arrivals as no timer could; races are errors.
-            let mut executor = emulator(seed * 7919);
+            let mut executor = executor(seed * 7919);
             executor.run(case, mode, &mut after).unwrap();
             let wanted = wanted.get_or_insert_with(|| after.clone());
             assert!(same_results(wanted, &after), "schedule {seed}, mode {mode}");
@@ -213,7 +213,7 @@ fn c23_few_tokens_keep_the_old_taps() {
                 }
             });
             for mode in [SINGLE, CLUSTER] {
-                let (_, after, _) = run(&mut emulator(50), &case, mode);
+                let (_, after, _) = run(&mut executor(50), &case, mode);
                 for request in 0..2 {
                     let slot = case.slots[request * 2] as usize;
                     let line = after.line(&case.shape, slot, 0, tokens + 2);
@@ -234,7 +234,7 @@ fn c23_few_tokens_keep_the_old_taps() {
 
 #[test]
 fn c25_a_verify_step_is_its_decode_steps() {
-    let mut executor = emulator(60);
+    let mut executor = executor(60);
     for case in [verify(1, 2, 4, 4), verify(1, 2, 2, 5)] {
         identity::verify_and_decode(&mut executor, &case).unwrap();
     }
@@ -255,8 +255,8 @@ fn c25_rejected_drafts_and_neighbours_change_nothing() {
             .for_each(|x| *x = bf16::from_f32(3.0 * rng.normal()));
     });
     for mode in [SINGLE, CLUSTER] {
-        let (_, a, _) = run(&mut emulator(62), &case, mode);
-        let (_, b, _) = run(&mut emulator(63), &other, mode);
+        let (_, a, _) = run(&mut executor(62), &case, mode);
+        let (_, b, _) = run(&mut executor(63), &other, mode);
         let bits = |buffers: &Buffers, rows: std::ops::Range<usize>| -> Vec<u16> {
             (rows.start * 128..rows.end * 128)
                 .map(|i| buffers.out.bf16(i).to_bits())
@@ -278,7 +278,7 @@ fn c25_rejected_drafts_and_neighbours_change_nothing() {
 
 #[test]
 fn c25_slots_and_history_change_nothing() {
-    let mut executor = emulator(64);
+    let mut executor = executor(64);
     for case in [decode(1, 3), verify(1, 2, 3, 4)] {
         identity::batch(&mut executor, &case).unwrap();
         identity::repeat(&mut executor, &case).unwrap();
@@ -322,7 +322,7 @@ fn c25_slots_and_history_change_nothing() {
 #[test]
 fn windows_follow_mixed_lengths_and_counts() {
     let columns = 5;
-    let mut executor = emulator(66);
+    let mut executor = executor(66);
     for seed in 0..3u64 {
         let rng = &mut Rng::stream(seed, 67);
         // One request: (window, state) after its accepted tokens, by decode steps of the reference.

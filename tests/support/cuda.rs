@@ -244,6 +244,12 @@ pub unsafe fn synchronize(stream: Stream) -> Result<(), Box<dyn Error>> {
     })
 }
 
+/// Whether tests that run in the emulator by default are to run on device 0 of the CUDA driver at
+/// hand: `KDA_ON_DEVICE` is set.
+pub fn on_device() -> bool {
+    std::env::var_os("KDA_ON_DEVICE").is_some()
+}
+
 /// Runs cases on device 0.
 pub struct CudaExecutor {
     /// The device.

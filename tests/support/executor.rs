@@ -64,6 +64,25 @@ pub trait Executor {
     ) -> Result<Option<Faults>, Box<dyn Error>>;
 }
 
+impl<E: Executor + ?Sized> Executor for Box<E> {
+    fn name(&self) -> String {
+        (**self).name()
+    }
+
+    fn modes(&self, case: &Case) -> Vec<String> {
+        (**self).modes(case)
+    }
+
+    fn run(
+        &mut self,
+        case: &Case,
+        mode: &str,
+        buffers: &mut Buffers,
+    ) -> Result<Option<Faults>, Box<dyn Error>> {
+        (**self).run(case, mode, buffers)
+    }
+}
+
 /// The scalar f32 reference as an executor of one mode.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReferenceExecutor;
