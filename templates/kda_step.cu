@@ -25,8 +25,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     load_conv_weights(conv_weights, conv_weight, conv_bias, head, rank);
     const float norm_weight = load_weight(norm + rank * ROWS + own_row());
 
-    if constexpr (SLOT_HINTS && !EARLY_CACHES) {
-        // A hint only: the value may be stale, so it is range-checked and then forgotten.
+    if (SLOT_HINTS && !EARLY_CACHES && request * HEADS + head < first_wave()) {
+        // A hint only: the value may be stale, so it is range-checked and then forgotten. Blocks of
+        // later waves start when the launch before is long over; they would only wait twice.
         int slot = load_int(slots + (i64)request * geometry.slots_stride);
         if (!is_null(slot) && slot < geometry.pool_slots) {
             const state_element* row = state_source + slot * geometry.source_slot_stride;

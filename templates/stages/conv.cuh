@@ -43,9 +43,9 @@ __device__ __forceinline__ void load_conv_weights(ConvWeights& w, const float* w
 }
 
 // In a cluster the blocks read each other's part of the window: the new line waits for the norm
-// exchange. A block alone may write it at once, each channel being one thread's from first read to
-// last write, and does for several tokens; for one, the addresses cost registers that spill.
-constexpr bool LATE_LINE = VALUE_SPLIT > 1 || TOKENS == 1;
+// exchange. A block alone writes it at once, each channel being one thread's from first read to
+// last write.
+constexpr bool LATE_LINE = VALUE_SPLIT > 1;
 
 // Whether the new line's values stay in registers until it is written; else they are loaded again,
 // which costs a latency and spares registers.

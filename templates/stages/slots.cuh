@@ -10,6 +10,13 @@ struct FaultRecord {
 
 __device__ __forceinline__ bool is_null(int slot) { return NULL_NON_POSITIVE ? slot <= 0 : slot < 0; }
 
+// About how many (request, head) pairs are resident at once.
+__device__ __forceinline__ int first_wave() {
+    u32 multiprocessors;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
+    return multiprocessors * MIN_BLOCKS / VALUE_SPLIT;
+}
+
 // As loaded: nothing has been looked at yet.
 struct SlotValues {
     int own;       // lane l holds column l, or the last one

@@ -468,6 +468,7 @@ fn special(name: &str) -> Option<(Special, Class)> {
         "%cluster_nctaid" => b32(Special::ClusterNctaid(axis)),
         "%cluster_ctarank" => b32(Special::ClusterCtarank),
         "%cluster_nctarank" => b32(Special::ClusterNctarank),
+        "%nsmid" => b32(Special::Nsmid),
         "%laneid" => b32(Special::Laneid),
         "%warpid" => b32(Special::Warpid),
         "%nwarpid" => b32(Special::Nwarpid),

@@ -34,6 +34,7 @@ pub(crate) enum Special {
     Laneid,
     Warpid,
     Nwarpid,
+    Nsmid,
     LanemaskEq,
     LanemaskLe,
     LanemaskLt,

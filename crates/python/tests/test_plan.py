@@ -103,7 +103,8 @@ class Kernels(unittest.TestCase):
             plan.kernels(bundle="/nonexistent/kda.bundle")
 
     def test_other_threads_run_while_kernels_compile(self):
-        plan = Plan("sm_90a", Config.kimi_k3(5), [Policy(0, 1), Policy(4, 1)])
+        counts = (0, 1, 2, 4, 8, 16)  # one of them alone takes a tenth of a second
+        plan = Plan("sm_90a", Config.kimi_k3(5), [Policy(count, 1) for count in counts])
         plan.kernels(cache_folder="off")  # libnvrtc is loaded
         ticks, stop = [], threading.Event()
 
