@@ -12,6 +12,7 @@ mod launch_cost;
 mod mutate;
 mod soak;
 mod test;
+mod tune;
 mod validate;
 
 use std::error::Error;
@@ -57,6 +58,8 @@ enum Verb {
     Cases,
     /// Time steps on the GPU: layers in one graph, cold caches, checked outputs
     Bench(bench::Options),
+    /// Time every legal mode on the GPU, against the default policy
+    Tune(tune::Options),
     /// Host time of a launch on the GPU, against a bare cuLaunchKernelEx
     LaunchCost(launch_cost::Options),
 }
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Verb::Soak(options) => soak::run(&options),
         Verb::Cases => cases::run(),
         Verb::Bench(options) => bench::run(&options),
+        Verb::Tune(options) => tune::run(&options),
         Verb::LaunchCost(options) => launch_cost::run(&options),
     };
     match result {

@@ -1,0 +1,212 @@
+//! `tune`: times every legal mode of each size, and says which is fastest and what the default policy
+//! leaves on the table.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kda_codegen::{EarlyReads, KernelSpec, Mode};
+
+use crate::bench::record::{self, Cell, Record, Size};
+use crate::bench::{Bench, Times, default_mode, mode_text};
+
+#[derive(Args)]
+pub struct Options {
+    /// Heads on the device
+    #[arg(long, value_delimiter = ',', default_value = "12")]
+    heads: Vec<usize>,
+    /// Requests
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,2,4,8,16,32,64,128,256"
+    )]
+    batch: Vec<usize>,
+    /// Tokens a request: 1 is a decode step, more a verify step
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    tokens: Vec<usize>,
+    /// What may be read before the kernel ahead has finished: weights, caches
+    #[arg(long, value_delimiter = ',', default_value = "weights")]
+    early_reads: Vec<EarlyReads>,
+    /// Layers of the graph
+    #[arg(long, default_value_t = 69)]
+    layers: usize,
+    /// Timed replays
+    #[arg(long, default_value_t = 40)]
+    replays: usize,
+    /// File to append every time to, one JSON line each
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// The modes of one size, fastest first.
+struct Ranking {
+    size: Size,
+    early_reads: EarlyReads,
+    /// Not empty.
+    times: Vec<(Mode, Times)>,
+    default: Option<Mode>,
+}
+
+impl Ranking {
+    fn new(
+        size: Size,
+        early_reads: EarlyReads,
+        mut times: Vec<(Mode, Times)>,
+        default: Option<Mode>,
+    ) -> Option<Ranking> {
+        times.sort_by(|a, b| a.1.median.total_cmp(&b.1.median));
+        (!times.is_empty()).then_some(Ranking {
+            size,
+            early_reads,
+            times,
+            default,
+        })
+    }
+
+    /// By how many percent the default policy's mode is slower than the fastest.
+    fn default_slower(&self) -> Option<f64> {
+        let default = self.default?;
+        let (_, times) = self.times.iter().find(|(mode, _)| *mode == default)?;
+        Some((times.median / self.times[0].1.median - 1.0) * 100.0)
+    }
+
+    fn line(&self) -> String {
+        let Size {
+            heads,
+            tokens,
+            requests,
+        } = self.size;
+        let (best, times) = &self.times[0];
+        let second = self
+            .times
+            .get(1)
+            .map_or(String::from("-"), |(mode, second)| {
+                format!(
+                    "{mode} {:+.1}%",
+                    (second.median / times.median - 1.0) * 100.0
+                )
+            });
+        let default = match (self.default, self.default_slower()) {
+            (Some(default), Some(slower)) => format!("{default} {slower:+.1}%"),
+            _ => "-".into(),
+        };
+        format!(
+            "{heads:5} {tokens:6} {requests:5} {:>7}  {:8.3}  {:<28}  {second:<36}  {default}",
+            self.early_reads.to_string(),
+            times.median,
+            best.to_string(),
+        )
+    }
+}
+
+/// Measures everything the options name.
+///
+/// # Errors
+///
+/// No GPU, a kernel that does not compile, or an output outside its bound.
+pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let bench = Bench::open(options.layers, options.replays)?;
+    println!(
+        "heads tokens batch   early        us  {:<28}  {:<36}  default",
+        "fastest", "second"
+    );
+    let mut slowest = 0.0f64;
+    for &early_reads in &options.early_reads {
+        for &heads in &options.heads {
+            for &tokens in &options.tokens {
+                for &requests in &options.batch {
+                    let size = Size {
+                        heads,
+                        tokens,
+                        requests,
+                    };
+                    let times =
+                        bench.modes(size, &legal(&bench, size, early_reads), early_reads)?;
+                    let default = default_mode(bench.arch(), size, early_reads);
+                    let Some(ranking) = Ranking::new(size, early_reads, times, default) else {
+                        continue;
+                    };
+                    println!("{}", ranking.line());
+                    slowest = slowest.max(ranking.default_slower().unwrap_or(0.0));
+                    if let Some(path) = &options.out {
+                        write(path, &ranking)?;
+                    }
+                }
+            }
+        }
+    }
+    println!("the default policy is at most {slowest:.1}% slower than the fastest mode");
+    Ok(())
+}
+
+/// Every legal mode of a size.
+fn legal(bench: &Bench, size: Size, early_reads: EarlyReads) -> Vec<Mode> {
+    let mut spec = KernelSpec::new(bench.arch(), size.heads);
+    spec.early_reads = early_reads;
+    if size.tokens > 1 {
+        spec = spec.with_verify(size.tokens);
+    }
+    spec.legal_modes()
+}
+
+/// Appends what was measured to a file.
+fn write(path: &Path, ranking: &Ranking) -> Result<(), Box<dyn Error>> {
+    let record = |(mode, times): &(Mode, Times)| {
+        let mode = mode_text(*mode, ranking.early_reads);
+        Record::Cell(Cell::new(ranking.size, &mode, *times))
+    };
+    record::append(path, &ranking.times.iter().map(record).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranking(default: &str) -> Option<Ranking> {
+        let size = Size {
+            heads: 12,
+            tokens: 1,
+            requests: 8,
+        };
+        let times = [("split1-256x8-block", 6.0), ("split8-128x8-cluster", 5.0)];
+        let times = times.map(|(mode, median)| {
+            let (min, p90) = (median, median);
+            (mode.parse().unwrap(), Times { median, min, p90 })
+        });
+        Ranking::new(
+            size,
+            EarlyReads::Weights,
+            times.into(),
+            default.parse().ok(),
+        )
+    }
+
+    #[test]
+    fn the_fastest_comes_first() {
+        let ranking = ranking("split1-256x8-block").unwrap();
+        assert_eq!(ranking.times[0].0.to_string(), "split8-128x8-cluster");
+        assert!((ranking.default_slower().unwrap() - 20.0).abs() < 1e-9);
+        let line = ranking.line();
+        assert_eq!(
+            line.matches("split1-256x8-block +20.0%").count(),
+            2,
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn a_default_that_was_not_measured_is_left_out() {
+        assert_eq!(
+            ranking("split2-256x8-cluster").unwrap().default_slower(),
+            None
+        );
+        let none = Ranking::new(
+            ranking("-").unwrap().size,
+            EarlyReads::Weights,
+            vec![],
+            None,
+        );
+        assert!(none.is_none());
+    }
+}
