@@ -298,7 +298,7 @@ impl Bench {
                 _ => EarlyReads::Weights,
             };
             let config = placed::config(case, early);
-            let policies = Policies::for_device(self.device.arch(), config.heads, early, &[kind]);
+            let policies = Policies::for_device(&self.device, config.heads, early, &[kind]);
             return Ok((config, policies));
         }
         let (mode, early) = placed::parse_mode(text)?;

@@ -1,5 +1,6 @@
 //! `test`: everything that needs no GPU, as CI runs it.
 
+use std::collections::HashSet;
 use std::error::Error;
 use std::ffi::OsStr;
 use std::process::Command;
@@ -7,7 +8,7 @@ use std::time::Instant;
 
 use clap::Args;
 use kda_codegen::{Arch, KernelSpec};
-use kda_runtime::{Config, Plan, Policies, StepKind};
+use kda_runtime::{Config, Plan, Policies, PolicyFile, StepKind};
 
 use crate::{engine, mutate, soak, validate};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
@@ -169,9 +170,9 @@ fn lint(cargo: &OsStr) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Compiles decode and verify kernels of every architecture and mode under test, and the default
-/// policies' kernels that read weights early, which must not spill: decode on every architecture,
-/// verify on sm_90a.
+/// Compiles decode and verify kernels of every architecture and mode under test, and those that must
+/// not spill: the default policies' kernels that read weights early, decode on every architecture and
+/// verify on sm_90a, and those of the shipped policy files.
 fn compile() -> Result<usize, Box<dyn Error>> {
     let kernels = KernelCache::new(load_nvrtc()?);
     let mut specs = Vec::new();
@@ -196,6 +197,18 @@ fn compile() -> Result<usize, Box<dyn Error>> {
         let policies = Policies::for_device(arch, config.heads, config.early_reads, &kinds);
         shipped.extend_from_slice(Plan::new(arch, &config, &policies)?.kernels());
     }
+    for file in PolicyFile::shipped() {
+        for entry in file.entries() {
+            let config = Config {
+                early_reads: entry.early_reads,
+                ..Config::kimi_k3(entry.heads)
+            };
+            let policies = Policies::single(&[entry.kind], entry.mode);
+            shipped.extend_from_slice(Plan::new(file.arch(), &config, &policies)?.kernels());
+        }
+    }
+    let mut seen = HashSet::new();
+    shipped.retain(|spec| seen.insert(*spec));
     specs.extend_from_slice(&shipped);
     kernels.compile_all(&specs);
     for spec in &specs {
