@@ -204,9 +204,9 @@ fn lint(cargo: &OsStr) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Compiles decode and verify kernels of every architecture and mode under test, and those that must
-/// not spill: the default policies' kernels that read weights early, decode on every architecture and
-/// verify on sm_90a, and those of the shipped policy files.
+/// Compiles decode and verify kernels of every architecture and mode under test, those of the shipped
+/// policy files, whose times hold what they spill, and the default policies' kernels that read weights
+/// early, which must not spill: decode on every architecture, verify on sm_90a.
 fn compile() -> Result<usize, Box<dyn Error>> {
     let kernels = KernelCache::new(load_nvrtc()?);
     let mut specs = Vec::new();
@@ -221,6 +221,16 @@ fn compile() -> Result<usize, Box<dyn Error>> {
             }
         }
     }
+    for file in PolicyFile::shipped() {
+        for entry in file.entries() {
+            let config = Config {
+                early_reads: entry.early_reads,
+                ..Config::kimi_k3(entry.heads)
+            };
+            let policies = Policies::single(&[entry.kind], entry.mode);
+            specs.extend_from_slice(Plan::new(file.arch(), &config, &policies)?.kernels());
+        }
+    }
     let mut shipped = Vec::new();
     for &arch in Arch::ALL {
         let config = Config::kimi_k3(12);
@@ -231,19 +241,9 @@ fn compile() -> Result<usize, Box<dyn Error>> {
         let policies = Policies::for_device(arch, config.heads, config.early_reads, &kinds);
         shipped.extend_from_slice(Plan::new(arch, &config, &policies)?.kernels());
     }
-    for file in PolicyFile::shipped() {
-        for entry in file.entries() {
-            let config = Config {
-                early_reads: entry.early_reads,
-                ..Config::kimi_k3(entry.heads)
-            };
-            let policies = Policies::single(&[entry.kind], entry.mode);
-            shipped.extend_from_slice(Plan::new(file.arch(), &config, &policies)?.kernels());
-        }
-    }
-    let mut seen = HashSet::new();
-    shipped.retain(|spec| seen.insert(*spec));
     specs.extend_from_slice(&shipped);
+    let mut seen = HashSet::new();
+    specs.retain(|spec| seen.insert(*spec));
     kernels.compile_all(&specs);
     for spec in &specs {
         let kernel = kernels.kernel(spec)?;
