@@ -43,7 +43,7 @@ pub use cache::{CACHE_VARIABLE, DiskCache};
 pub use config::{Config, Gate, Policies, Policy, StepKind, Target};
 pub use device::{Device, Stream};
 pub use error::Error;
-pub use kda_codegen::EarlyReads;
+pub use kda_codegen::{Arch, ConvLayout, EarlyReads, Mode, NullRule, StateDtype};
 pub use kernels::{Kernel, KernelSources, Kernels, Origin};
 pub use key::KernelKey;
 pub use policy_file::{Measurement, PolicyDefect, PolicyEntry, PolicyFile};
