@@ -265,10 +265,7 @@ fn a_c_program_decodes_and_verifies() {
         let ran = Command::new(&program)
             .arg(&bundle)
             .args(&files)
-            .env(
-                "LD_LIBRARY_PATH",
-                std::env::join_paths(&searched).unwrap(),
-            )
+            .env("LD_LIBRARY_PATH", std::env::join_paths(&searched).unwrap())
             .output()
             .unwrap();
         assert!(

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use kda_codegen::{Arch, EarlyReads};
-use kda_runtime::{Policies, StepKind};
+use kda_runtime::{Policies, StepKind, Target};
 
 /// Models, their gate and heads.
 const MODELS: [(&str, &str, usize); 3] = [
@@ -16,8 +16,8 @@ const MODELS: [(&str, &str, usize); 3] = [
 ];
 
 /// `mode ≤ requests`, fewest requests first.
-fn policies(arch: Arch, heads: usize, kind: StepKind) -> String {
-    let policies = Policies::for_device(arch, heads, EarlyReads::Weights, &[kind]);
+fn policies(target: Target<'_>, heads: usize, kind: StepKind) -> String {
+    let policies = Policies::for_device(target, heads, EarlyReads::Weights, &[kind]);
     let last = policies.0.len() - 1;
     let parts = policies.0.iter().enumerate().map(|(i, policy)| {
         if i == last {
@@ -38,7 +38,8 @@ fn table() -> String {
         let mut ranks = 1;
         while heads % ranks == 0 && ranks <= 32 {
             let share = heads / ranks;
-            let of = |kind| policies(Arch::Sm90a, share, kind);
+            let h200 = Target::named(Arch::Sm90a, "NVIDIA H200");
+            let of = |kind| policies(h200, share, kind);
             let _ = writeln!(
                 text,
                 "| {model} | {gate} | {ranks} | {share} | {} | {} | {} |",

@@ -31,6 +31,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/runtime/src/prepared.rs", "the launch"),
     ("crates/runtime/src/reset.rs", "the reset's launch"),
     ("crates/runtime/tests/allocation.rs", "a counting allocator"),
+    ("tests/candle/src/main.rs", "an engine's own CUDA calls"),
     ("tests/capi.rs", "calls of the C interface"),
     ("tests/driver.rs", "launches over the emulated driver"),
     ("tests/engine/src/main.rs", "an engine's own CUDA calls"),
@@ -162,6 +163,36 @@ fn unsafe_code_is_found() {
         .collect();
     assert_eq!(found, [(3, false), (5, true), (6, true), (7, false)]);
     assert!(has_a_reason(text, 5) && !has_a_reason(text, 3));
+}
+
+/// Rust in the documentation is a piece of a file that is compiled, unless it says `ignore`.
+#[test]
+fn examples_in_the_documentation_are_compiled_ones() {
+    let compiled: Vec<String> = [
+        "crates/runtime/examples/embed.rs",
+        "tests/candle/src/main.rs",
+    ]
+    .iter()
+    .map(|file| fs::read_to_string(root().join(file)).unwrap())
+    .collect();
+    let mut examples = 0;
+    for page in fs::read_dir(root().join("docs")).unwrap() {
+        let page = page.unwrap().path();
+        if page.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        let text = fs::read_to_string(&page).unwrap();
+        for block in text.split("```rust\n").skip(1) {
+            let (code, _) = block.split_once("```").expect("an end");
+            assert!(
+                compiled.iter().any(|file| file.contains(code)),
+                "{}: in no compiled file:\n{code}",
+                page.display()
+            );
+            examples += 1;
+        }
+    }
+    assert!(examples >= 3, "{examples}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! What comes from outside, at random: bundles, cache entries and the C interface's arguments. Never
+//! What comes from outside, at random: bundles, policy files, cache entries and the C interface's
+//! arguments. Never
 //! a panic, never memory beyond a multiple of what was given, always a clear error or the whole
 //! thing. Needs no GPU and no libnvrtc.
 
@@ -8,6 +9,9 @@ use std::ffi::{CStr, CString, c_char};
 use std::fs;
 use std::path::PathBuf;
 use std::ptr;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use kda_capi::{
     KdaBuffer, KdaConfig, KdaLaunch, KdaPlan, KdaPolicy, KdaRows, KdaSources, KdaStatus, KdaStep,
@@ -15,7 +19,8 @@ use kda_capi::{
 };
 use kda_codegen::{Arch, KernelSpec, Resources};
 use kda_runtime::{
-    DiskCache, Error, Kernel, KernelBundle, KernelSources, Kernels, Origin, encode_bundle,
+    Config, DiskCache, Error, Kernel, KernelBundle, KernelSources, Kernels, Origin, Plan, Policies,
+    PolicyFile, encode_bundle,
 };
 use kda_tests::{property_config, scratch};
 use proptest::collection::vec;
@@ -403,6 +408,303 @@ fn claimed_sizes_cost_nothing() {
     }
 }
 
+// ---- policy files
+
+/// Most bytes that reading a policy file of `bytes` bytes may hold. TOML can say a table in two bytes,
+/// which weigh hundreds in memory; what is read is bounded for that reason.
+fn policy_memory_for(bytes: usize) -> u64 {
+    800 * bytes as u64 + (64 << 10)
+}
+
+/// Reads a policy file from memory and from disk, which must agree, within memory in proportion.
+fn read_policies(bytes: &[u8]) -> Result<PolicyFile, Error> {
+    let folder = scratch();
+    let path = folder.path().join("policies.toml");
+    fs::write(&path, bytes).unwrap();
+    let (from_disk, most) = measured(|| PolicyFile::from_path(&path));
+    assert!(
+        most <= policy_memory_for(bytes.len()),
+        "{most} bytes held for {}",
+        bytes.len()
+    );
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        match (text.parse::<PolicyFile>(), &from_disk) {
+            (Ok(a), Ok(b)) => assert_eq!(a, *b),
+            (Err(a), Err(b)) => {
+                let tail = |error: &Error| error.to_string().split_once(" is no ").unwrap().1.len();
+                assert_eq!(tail(&a), tail(b), "{a}, {b}");
+            }
+            (a, b) => panic!("{a:?}, {b:?}"),
+        }
+    }
+    from_disk
+}
+
+/// What is wrong with a policy file, in a text fit for a log.
+fn no_policies(error: &Error) -> bool {
+    let text = error.to_string();
+    matches!(error, Error::PolicyFileIllegal { .. })
+        && text.contains("is no policy file: ")
+        && text.len() < 1000
+        && !text.contains(char::is_control)
+}
+
+/// A file that was read holds what kernels exist for: every policy in it makes a plan.
+fn usable(file: &PolicyFile) {
+    for entry in file.entries() {
+        let config = Config {
+            early_reads: entry.early_reads,
+            ..Config::kimi_k3(entry.heads)
+        };
+        let kinds = [entry.kind];
+        let policies = Policies::from_file(file, entry.heads, entry.early_reads, &kinds);
+        let plan = Plan::new(file.arch(), &config, &policies).unwrap();
+        assert!(plan.policies().count() >= 1);
+        assert!(entry.microseconds.is_finite() && entry.microseconds > 0.0);
+    }
+}
+
+fn shipped_text() -> String {
+    PolicyFile::shipped()[0].to_string()
+}
+
+/// A value as TOML writes it, of any kind and size, legal or not.
+fn toml_value() -> impl Strategy<Value = String> {
+    let leaf = prop_oneof![
+        number().prop_map(|n| n.to_string()),
+        any::<i64>().prop_map(|n| n.to_string()),
+        any::<f64>().prop_map(|n| format!("{n:?}")),
+        select(vec![
+            "nan",
+            "-inf",
+            "1e999",
+            "0x10",
+            "1_0",
+            "true",
+            "2026-12-02",
+            "''",
+            "\"\"",
+            "[]",
+            "{}",
+            "\"\"\"\n\"\"\"",
+            "99999999999999999999999",
+            "-0",
+            "+1",
+            "\"split1-256x8-block\"",
+            "\"verify\"",
+            "\"caches\"",
+            "\"sm_100a\"",
+        ])
+        .prop_map(String::from),
+        "\"[^\"\\\\]{0,20}\"",
+        ".{0,12}",
+    ];
+    leaf.prop_recursive(4, 32, 6, |inner| {
+        let list = vec(inner.clone(), 0..6).prop_map(|all| format!("[{}]", all.join(", ")));
+        let pair = ("[a-z_.]{1,12}", inner).prop_map(|(name, value)| format!("{name} = {value}"));
+        let table = vec(pair, 0..6).prop_map(|all| format!("{{{}}}", all.join(", ")));
+        prop_oneof![list, table]
+    })
+}
+
+proptest! {
+    #![proptest_config(property_config(512))]
+
+    #[test]
+    fn random_texts_are_no_policy_files(bytes in vec(any::<u8>(), 0..600), text in "\\PC{0,200}") {
+        for bytes in [&bytes[..], text.as_bytes()] {
+            let error = read_policies(bytes).expect_err("no policy file");
+            prop_assert!(no_policies(&error), "{}", error);
+        }
+    }
+
+    #[test]
+    fn a_changed_policy_file_is_refused_or_usable(edits in vec(edit(), 1..4)) {
+        let mut changed = shipped_text().into_bytes();
+        apply(&mut changed, &edits);
+        match read_policies(&changed) {
+            Err(error) => prop_assert!(no_policies(&error), "{}", error),
+            Ok(file) => usable(&file),
+        }
+    }
+
+    /// Well-formed texts of the right fields with other values.
+    #[test]
+    fn other_values_are_refused_or_usable(changes in vec((any::<Index>(), other()), 1..3)) {
+        let mut text = shipped_text();
+        for (at, other) in &changes {
+            // What stands behind one of the signs of equality, up to the next separator.
+            let places: Vec<usize> = text.match_indices(" = ").map(|(at, _)| at).collect();
+            if places.is_empty() {
+                break;
+            }
+            let name_end = places[at.index(places.len())];
+            let name = text[..name_end].rsplit([' ', '\n']).next().unwrap_or_default();
+            let value = other.of(name).to_owned();
+            let start = name_end + 3;
+            let end = start + text[start..].find([',', '\n', '}']).unwrap_or(text.len() - start);
+            text.replace_range(start..end, &value);
+        }
+        match read_policies(text.as_bytes()) {
+            Err(error) => prop_assert!(no_policies(&error), "{}", error),
+            Ok(file) => usable(&file),
+        }
+    }
+}
+
+/// Values for any field, most of the kind that the field has.
+#[derive(Clone, Debug)]
+struct Other {
+    any: Option<String>,
+    number: String,
+    time: String,
+    mode: String,
+    word: String,
+}
+
+impl Other {
+    fn of(&self, field: &str) -> &str {
+        if let Some(any) = &self.any {
+            return any;
+        }
+        match field {
+            "microseconds" => &self.time,
+            "mode" => &self.mode,
+            "device" | "arch" | "date" | "kind" | "early_reads" => &self.word,
+            _ => &self.number,
+        }
+    }
+}
+
+fn other() -> impl Strategy<Value = Other> {
+    let time = prop_oneof![
+        any::<f64>().prop_map(|x| format!("{x:?}")),
+        (-10.0..1000.0f64).prop_map(|x| format!("{x:?}")),
+        select(vec![
+            "nan", "-nan", "inf", "-inf", "0", "-0.0", "1e999", "5"
+        ])
+        .prop_map(String::from),
+    ];
+    let two_to = |bits: u32| (0..bits).prop_map(|bit| 1u32 << bit);
+    let gate = select(vec!["block", "cluster", "grid"]);
+    let mode = (two_to(5), two_to(12), two_to(7), gate, any::<bool>()).prop_map(
+        |(split, threads, lanes, gate, hints)| {
+            let hints = if hints { "-hints" } else { "" };
+            format!("\"split{split}-{threads}x{lanes}-{gate}{hints}\"")
+        },
+    );
+    let words = vec![
+        "\"sm_80\"",
+        "\"sm_100a\"",
+        "\"verify\"",
+        "\"decode\"",
+        "\"caches\"",
+        "\"2026-02-31\"",
+        "\"NVIDIA \\u0007\\n\"",
+        "\"\\u202E\"",
+    ];
+    (
+        prop::option::weighted(0.3, toml_value()),
+        prop_oneof![number(), 0..20u64].prop_map(|n| n.to_string()),
+        time,
+        mode,
+        select(words).prop_map(String::from),
+    )
+        .prop_map(|(any, number, time, mode, word)| Other {
+            any,
+            number,
+            time,
+            mode,
+            word,
+        })
+}
+
+/// The texts that cost a reader most: deep, wide, and long, up to the largest file and beyond.
+#[test]
+fn no_policy_file_exhausts_stack_or_memory() {
+    const MOST: usize = 256 << 10;
+    let repeated = |before: &str, part: &str, after: &str| {
+        let count = (MOST - before.len() - after.len()) / part.len();
+        format!("{before}{}{after}", part.repeat(count))
+    };
+    let numbered = |line: &dyn Fn(usize) -> String| {
+        let mut text = String::new();
+        for i in 0.. {
+            let line = line(i);
+            if text.len() + line.len() > MOST {
+                break;
+            }
+            text += &line;
+        }
+        text
+    };
+    let levels = |count: usize| "a.".repeat(count);
+    let texts = [
+        ("lists", repeated("entries = ", "[", "")),
+        (
+            "closed lists",
+            format!("entries = {}{}", "[".repeat(5000), "]".repeat(5000)),
+        ),
+        ("tables", repeated("entries = ", "{a=", "")),
+        ("dotted keys", repeated("", "a.", "a = 1")),
+        ("dotted headers", repeated("[", "a.", "a]")),
+        (
+            "dotted keys in a table",
+            repeated("entries = {", "a.", "a = 1}"),
+        ),
+        ("dots", repeated("", ".", "")),
+        ("keys", numbered(&|i| format!("k{i:x}=1\n"))),
+        (
+            "deep keys",
+            numbered(&|i| format!("k{i:x}.{}a=1\n", levels(70))),
+        ),
+        (
+            "deep headers",
+            numbered(&|i| format!("[k{i:x}.{}a]\n", levels(70))),
+        ),
+        (
+            "deep tables",
+            repeated("entries = [", "{a.a.a.a.a.a.a.a.a.a.a=1},", "1]"),
+        ),
+        ("shallow tables", repeated("entries = [", "{a.a=1},", "1]")),
+        ("lists of tables", repeated("", "[[entries]]\n", "")),
+        ("numbers", repeated("entries = [", "1,", "1]")),
+        ("one number", repeated("date = ", "9", "")),
+        ("one text", repeated("device = \"", "\\n", "\"")),
+        ("one key", repeated("", "k", " = 1")),
+        ("quotes", repeated("", "\"", "")),
+        ("signs", repeated("", "=\n", "")),
+        ("lines", repeated("", "\n", "")),
+        ("NULs", repeated("", "\0", "")),
+        (
+            "entries",
+            numbered(&|i| match i {
+                0 => "device = \"G\"\narch = \"sm_80\"\ndate = \"2026-12-02\"\n".into(),
+                i => format!("[[entries]]\nheads = 1\nmax_requests = {i}\n"),
+            }),
+        ),
+    ];
+    for (name, text) in texts {
+        assert!(text.len() <= MOST, "{name}");
+        let error = read_policies(text.as_bytes()).expect_err(name);
+        assert!(no_policies(&error), "{name}: {error}");
+        // Whatever it is, one byte more than allowed is not looked into.
+        let large = format!("{text}{}", " ".repeat(MOST + 1 - text.len()));
+        let (result, most) = measured(|| large.parse::<PolicyFile>());
+        assert!(result.is_err() && most < 4096, "{name}: {most} bytes");
+    }
+    // A file of a gigabyte is not read whole, a pipe not waited for.
+    let folder = scratch();
+    let path = folder.path().join("large.toml");
+    fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+    let (result, most) = measured(|| PolicyFile::from_path(&path));
+    let error = result.expect_err("too large");
+    assert!(
+        matches!(error, Error::PolicyFileUnreadable { .. }) && most < 2 << 20,
+        "{error}"
+    );
+}
+
 // ---- the disk cache
 
 /// A cache that holds the first kernel, and the folder of that kernel.
@@ -512,8 +814,15 @@ fn an_entry_that_is_no_file_is_a_miss() {
     for (name, make) in makes {
         let _ = fs::remove_file(&file);
         make();
-        let (found, most) = measured(|| loads_nothing_else(&cache, None));
-        assert!(found.is_none(), "{name}");
+        // On a thread of its own: what waits for a pipe's writer fails and does not hang.
+        let (sender, receiver) = mpsc::channel();
+        let cache = cache.clone();
+        thread::spawn(move || {
+            let (found, most) = measured(|| loads_nothing_else(&cache, None));
+            let _ = sender.send((found.is_none(), most));
+        });
+        let (missed, most) = receiver.recv_timeout(Duration::from_secs(60)).expect(name);
+        assert!(missed, "{name}");
         assert!(most < 4 << 20, "{name}: {most} bytes");
     }
     // And a file of a gigabyte, which is no kernel, is not read whole.

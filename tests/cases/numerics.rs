@@ -456,7 +456,8 @@ fn finite_inputs_give_finite_results() {
                 .fill(rng.pick(&[-1e30, -20.0, 0.0, 20.0, 88.0, 1e30]));
             data.dt_bias[..64].fill(rng.pick(&[-1e30, -104.0, -17.0, 20.0, 88.0, 1e30]));
             if rng.chance(50) {
-                data.f_b.fill(bf16::from_f32(f32::from_bits((127 + 50) << 23)));
+                data.f_b
+                    .fill(bf16::from_f32(f32::from_bits((127 + 50) << 23)));
             }
         });
         case.regime = Regime::Extremes;

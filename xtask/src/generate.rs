@@ -1,5 +1,6 @@
 //! `gen`: writes source, PTX, cubin and a manifest for a list of specialisations.
 
+use std::collections::HashSet;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use kda_codegen::{
     Arch, CompiledKernel, ConvLayout, EarlyReads, GateKind, KernelSpec, Mode, NullRule, StateDtype,
     source,
 };
-use kda_runtime::{Kernel, KernelBundle, Kernels, encode_bundle};
+use kda_runtime::{Kernel, KernelBundle, Kernels, Policies, StepKind, Target, encode_bundle};
 use serde_json::{Value, json};
 
 use kda_tests::kernels::{KernelCache, load_nvrtc};
@@ -101,18 +102,18 @@ impl Options {
                     let mut modes = self.mode.clone();
                     if modes.is_empty() {
                         let kind = if spec.verify {
-                            kda_runtime::StepKind::Verify(tokens)
+                            StepKind::Verify(tokens)
                         } else {
-                            kda_runtime::StepKind::Decode
+                            StepKind::Decode
                         };
-                        let policies = kda_runtime::Policies::for_device(
-                            arch,
-                            heads,
-                            self.early_reads,
-                            &[kind],
-                        );
-                        modes = policies.0.into_iter().map(|policy| policy.mode).collect();
-                        modes.dedup();
+                        // Whichever device of the architecture will load them.
+                        for target in Target::all(arch) {
+                            let early = self.early_reads;
+                            let policies = Policies::for_device(target, heads, early, &[kind]);
+                            modes.extend(policies.0.iter().map(|policy| policy.mode));
+                        }
+                        let mut seen = HashSet::new();
+                        modes.retain(|mode| seen.insert(*mode));
                     }
                     specs.extend(modes.into_iter().map(|mode| spec.with_mode(mode)));
                 }

@@ -2,10 +2,13 @@
 //! leaves on the table.
 
 use std::error::Error;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kda_codegen::{EarlyReads, KernelSpec, Mode};
+use kda_runtime::{Measurement, PolicyFile};
+use time::OffsetDateTime;
 
 use crate::bench::record::{self, Cell, Record, Size};
 use crate::bench::{Bench, Times, default_mode, mode_text};
@@ -37,6 +40,9 @@ pub struct Options {
     /// File to append every time to, one JSON line each
     #[arg(long)]
     out: Option<PathBuf>,
+    /// Policy file (TOML) to write, of the fastest modes
+    #[arg(long)]
+    policies: Option<PathBuf>,
 }
 
 /// The modes of one size, fastest first.
@@ -69,6 +75,19 @@ impl Ranking {
         let default = self.default?;
         let (_, times) = self.times.iter().find(|(mode, _)| *mode == default)?;
         Some((times.median / self.times[0].1.median - 1.0) * 100.0)
+    }
+
+    fn measurements(&self) -> impl Iterator<Item = Measurement> {
+        self.times.iter().map(|&(mode, times)| Measurement {
+            heads: self.size.heads,
+            kind: self.size.kind(),
+            early_reads: self.early_reads,
+            requests: self.size.requests,
+            pitch: None,
+            mode,
+            // A nanosecond is less than the clock tells.
+            microseconds: (times.median * 1e3).round() / 1e3,
+        })
     }
 
     fn line(&self) -> String {
@@ -112,6 +131,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         "fastest", "second"
     );
     let mut slowest = 0.0f64;
+    let mut measured = Vec::new();
     for &early_reads in &options.early_reads {
         for &heads in &options.heads {
             for &tokens in &options.tokens {
@@ -123,7 +143,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
                     };
                     let times =
                         bench.modes(size, &legal(&bench, size, early_reads), early_reads)?;
-                    let default = default_mode(bench.arch(), size, early_reads);
+                    let default = default_mode(bench.device(), size, early_reads);
                     let Some(ranking) = Ranking::new(size, early_reads, times, default) else {
                         continue;
                     };
@@ -132,9 +152,16 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
                     if let Some(path) = &options.out {
                         write(path, &ranking)?;
                     }
+                    measured.extend(ranking.measurements());
                 }
             }
         }
+    }
+    if let Some(path) = &options.policies {
+        let date = OffsetDateTime::now_utc().date().to_string();
+        let name = bench.device().name();
+        let file = PolicyFile::from_measurements(name, bench.arch(), &date, &measured)?;
+        fs::write(path, file.to_string())?;
     }
     println!("the default policy is at most {slowest:.1}% slower than the fastest mode");
     Ok(())

@@ -13,11 +13,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kda_codegen::{Arch, ConvLayout, EarlyReads, Mode, NullRule, StateDtype};
+use kda_codegen::{ConvLayout, EarlyReads, Mode, NullRule, StateDtype};
 use kda_runtime::{
     Buffer, Config, ConvCache, Device, DiskCache, Error, FaultKind, Gate, Kernel, KernelBundle,
     KernelSources, Kernels, Origin, Plan, Policies, Policy, PreparedKda, PreparedReset, Projected,
-    Reset, Rows, Slots, StatePool, Step, StepKind, Weights,
+    Reset, Rows, Slots, StatePool, Step, StepKind, Target, Weights,
 };
 
 /// Result of a call.
@@ -354,7 +354,9 @@ impl From<Error> for Failure {
             Error::Codegen(
                 kda_codegen::Error::Illegal { .. } | kda_codegen::Error::Unknown { .. },
             )
-            | Error::IllegalSetting { .. } => KdaStatus::IllegalSetting,
+            | Error::IllegalSetting { .. }
+            | Error::PolicyFileUnreadable { .. }
+            | Error::PolicyFileIllegal { .. } => KdaStatus::IllegalSetting,
             Error::Codegen(_) | Error::KernelMissing { .. } | Error::NvrtcVersion { .. } => {
                 KdaStatus::NoKernel
             }
@@ -499,7 +501,7 @@ fn kind_of(verify_tokens: usize) -> StepKind {
 ///
 /// `policies` is NULL or points to `count` policies with valid texts.
 unsafe fn policies_of(
-    arch: Arch,
+    target: Target<'_>,
     config: &Config,
     policies: *const KdaPolicy,
     count: usize,
@@ -507,7 +509,7 @@ unsafe fn policies_of(
     if policies.is_null() {
         return if count == 0 {
             Ok(Policies::for_device(
-                arch,
+                target,
                 config.heads.max(1),
                 config.early_reads,
                 &[StepKind::Decode],
@@ -533,7 +535,7 @@ unsafe fn policies_of(
             None => {
                 let heads = config.heads.max(1);
                 all.0
-                    .extend(Policies::for_device(arch, heads, config.early_reads, &[kind]).0);
+                    .extend(Policies::for_device(target, heads, config.early_reads, &[kind]).0);
             }
         }
     }
@@ -797,7 +799,7 @@ pub unsafe extern "C" fn kda_prepare(
         }
         let config = config_of(config)?;
         // SAFETY: as above.
-        let policies = unsafe { policies_of(device.arch(), &config, policies, count) }?;
+        let policies = unsafe { policies_of(device.into(), &config, policies, count) }?;
         // SAFETY: as above.
         let sources = unsafe { sources_of(sources) }?;
         let made =
@@ -1045,7 +1047,7 @@ pub unsafe extern "C" fn kda_plan_create(
             return Err(null("plan"));
         }
         // SAFETY: as above.
-        let policies = unsafe { policies_of(arch, &config, policies, count) }?;
+        let policies = unsafe { policies_of(Target::from(arch), &config, policies, count) }?;
         let made = Plan::new(arch, &config, &policies)?;
         // SAFETY: as above.
         let kernels = unsafe { sources_of(sources) }?.kernels(made.kernels())?;

@@ -246,8 +246,7 @@ fn locate(folders: &[PathBuf]) -> Result<(), Error> {
         }
         searched.push(place);
     }
-    // SAFETY: opens libraries by name; libnvrtc's initialisers have no preconditions.
-    if unsafe { sys::is_culib_present() } {
+    if present() {
         return Ok(());
     }
     searched.push("the loader's path".into());
@@ -258,6 +257,25 @@ fn locate(folders: &[PathBuf]) -> Result<(), Error> {
         searched.push(place);
     }
     Err(Error::NvrtcMissing { searched })
+}
+
+/// Whether a libnvrtc opens by a name that cudarc tries too. cudarc's own question exists only where
+/// cudarc loads libraries itself; an application may have it link them.
+fn present() -> bool {
+    use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
+    let version = cudarc::driver::sys::CUDA_VERSION;
+    let (major, minor) = (version / 1000, version % 1000 / 10);
+    let names = [
+        format!("{DLL_PREFIX}nvrtc{DLL_SUFFIX}"),
+        format!("{DLL_PREFIX}nvrtc{DLL_SUFFIX}.{major}"),
+        format!("{DLL_PREFIX}nvrtc{DLL_SUFFIX}.12"),
+        format!("{DLL_PREFIX}nvrtc64_{major}0_0{DLL_SUFFIX}"),
+        format!("{DLL_PREFIX}nvrtc64_{major}{minor}_0{DLL_SUFFIX}"),
+    ];
+    names.iter().any(|name| {
+        // SAFETY: opens a library by name; libnvrtc's initialisers have no preconditions.
+        unsafe { libloading::Library::new(name) }.is_ok()
+    })
 }
 
 /// Folders where CUDA toolkits and Python packages put libnvrtc.
@@ -323,8 +341,7 @@ fn load_place(place: &Path) -> bool {
             keep_loaded(builtins);
         }
         if keep_loaded(library) {
-            // SAFETY: as in `locate`.
-            return unsafe { sys::is_culib_present() };
+            return present();
         }
     }
     false

@@ -60,7 +60,9 @@ impl From<Failure> for PyErr {
         };
         let text = error.to_string();
         match error {
-            Error::BundleUnreadable { .. } => PyOSError::new_err(text),
+            Error::BundleUnreadable { .. } | Error::PolicyFileUnreadable { .. } => {
+                PyOSError::new_err(text)
+            }
             // What the machine or the moment lacks; everything else is a value that was given.
             Error::Codegen(
                 kda_codegen::Error::Illegal { .. } | kda_codegen::Error::Unknown { .. },

@@ -233,7 +233,7 @@ impl Kda {
             py.detach(|| {
                 let opened = Device::primary(device)?;
                 let arch = opened.arch();
-                let policies = policies_of(arch, &config, &policies)?;
+                let policies = policies_of((&opened).into(), &config, &policies)?;
                 let prepared = PreparedKda::prepare_caches(
                     &opened,
                     stream as Stream,
@@ -430,9 +430,9 @@ impl Plan {
     #[new]
     fn new(arch: &str, config: ConfigFields, policies: Vec<PolicyFields>) -> PyResult<Plan> {
         guarded(|| {
-            let arch = arch.parse()?;
+            let arch: Arch = arch.parse()?;
             let config = config.config()?;
-            let policies = policies_of(arch, &config, &policies)?;
+            let policies = policies_of(arch.into(), &config, &policies)?;
             let plan = kda_runtime::Plan::new(arch, &config, &policies)?;
             Ok(Plan(plan, arch))
         })

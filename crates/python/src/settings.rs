@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use kda_codegen::{Arch, EarlyReads, Mode};
+use kda_codegen::{EarlyReads, Mode};
 use kda_runtime::{
-    Config, DiskCache, Gate, KernelBundle, KernelSources, Policies, Policy, StepKind,
+    Config, DiskCache, Gate, KernelBundle, KernelSources, Policies, Policy, StepKind, Target,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -57,14 +57,14 @@ pub(crate) fn kind_of(verify_tokens: usize) -> StepKind {
 }
 
 pub(crate) fn policies_of(
-    arch: Arch,
+    target: Target<'_>,
     config: &Config,
     fields: &[PolicyFields],
 ) -> Outcome<Policies> {
     let mut all = Policies::default();
     for field in fields {
         let kind = kind_of(field.verify_tokens);
-        let measured = || measured(arch, config.heads, config.early_reads, kind);
+        let measured = || measured(target, config.heads, config.early_reads, kind);
         let (mode, most) = match (&field.mode, field.max_requests) {
             (Some(mode), most) => (mode.parse()?, most),
             (None, None) => {
@@ -85,8 +85,8 @@ pub(crate) fn policies_of(
     Ok(all)
 }
 
-fn measured(arch: Arch, heads: usize, early_reads: EarlyReads, kind: StepKind) -> Policies {
-    Policies::for_device(arch, heads.max(1), early_reads, &[kind])
+fn measured(target: Target<'_>, heads: usize, early_reads: EarlyReads, kind: StepKind) -> Policies {
+    Policies::for_device(target, heads.max(1), early_reads, &[kind])
 }
 
 /// The mode that serves `requests`.

@@ -412,8 +412,8 @@ impl Entry {
     }
 }
 
-/// A manifest's value for an error text: short, without control characters.
-fn printable(value: &str) -> String {
+/// A file's value for an error text: short, without control characters.
+pub(crate) fn printable(value: &str) -> String {
     value
         .chars()
         .take(80)

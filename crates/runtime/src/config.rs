@@ -2,12 +2,13 @@
 
 use std::fmt;
 
+use kda_codegen::schedule::MAX_REQUESTS;
 use kda_codegen::{
     Arch, ConvLayout, EarlyReads, GateKind, GateSchedule, KernelSpec, MAX_TOKENS, Mode, NullRule,
     Role, StateDtype,
 };
 
-use crate::Error;
+use crate::{Error, PolicyFile};
 
 /// Decay formula with its parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -165,84 +166,210 @@ pub struct Policies(pub Vec<Policy>);
 impl Policies {
     /// One mode for every size of the given kinds.
     pub fn single(kinds: &[StepKind], mode: Mode) -> Policies {
-        let max_requests = kda_codegen::schedule::MAX_REQUESTS;
         Policies(
             kinds
                 .iter()
                 .map(|&kind| Policy {
                     kind,
-                    max_requests,
+                    max_requests: MAX_REQUESTS,
                     mode,
                 })
                 .collect(),
         )
     }
 
-    /// The measured choice for a device: the fewer (request, head) pairs there are, the more blocks
-    /// share one. The times behind it, of an H200, are in `docs/performance.md`; without clusters
-    /// one block serves a head.
-    pub fn for_device(
-        arch: Arch,
+    /// The measured choice for a device.
+    ///
+    /// Where a file that this crate carries ([`PolicyFile::shipped`]) names the device, as
+    /// [`Policies::from_file`] reads it. Elsewhere, and for an architecture alone, by a rule: the
+    /// fewer (request, head) pairs there are, the more blocks share one. The times behind both, of
+    /// an H200, are in `docs/performance.md`; without clusters one block serves a head.
+    ///
+    /// ```no_run
+    /// # use kda_runtime::{Config, Device, Policies, StepKind};
+    /// let device = Device::primary(0)?;
+    /// let config = Config::kimi_k3(12);
+    /// let kinds = [StepKind::Decode, StepKind::Verify(4)];
+    /// // By the device's name; `device.arch()` gives the rule of its architecture.
+    /// let policies = Policies::for_device(&device, config.heads, config.early_reads, &kinds);
+    /// # Ok::<(), kda_runtime::Error>(())
+    /// ```
+    pub fn for_device<'a>(
+        target: impl Into<Target<'a>>,
         heads: usize,
         early_reads: EarlyReads,
         kinds: &[StepKind],
     ) -> Policies {
-        let early = early_reads == EarlyReads::Caches;
-        let mode = |value_split, threads, row_lanes, slot_hints| Mode {
-            value_split,
-            threads,
-            row_lanes,
-            gate_schedule: match value_split {
-                1 => GateSchedule::Block,
-                _ => GateSchedule::Cluster,
-            },
-            slot_hints: slot_hints && !early,
-        };
-        let (split8, split4) = (mode(8, 128, 8, true), mode(4, 128, 8, true));
-        let split2 = mode(2, 256, 8, true);
-        let (wide, widest) = (mode(1, 256, 32, false), mode(1, 512, 32, false));
-        let hinted = mode(1, 512, 32, true);
-        // Largest number of (request, head) pairs, and the mode up to there.
-        const ANY: usize = usize::MAX;
-        let decode = [
-            (16, split8),
-            (56, split4),
-            (288, split2),
-            (2304, widest),
-            (ANY, hinted),
-        ];
-        let promised = [(144, split4), (ANY, wide)];
-        let mut policies: Vec<Policy> = Vec::new();
+        let target = target.into();
+        if let Some(file) = target.file() {
+            return Policies::from_file(file, heads, early_reads, kinds);
+        }
+        let rules = kinds
+            .iter()
+            .map(|&kind| rule(target.arch, heads, early_reads, kind));
+        Policies(rules.collect::<Vec<_>>().concat())
+    }
+
+    /// What a policy file says of these heads, and the rule of [`Policies::for_device`] for its
+    /// architecture where it says nothing: for other heads or kinds, between two measured batch
+    /// sizes that are far apart, and above the largest.
+    pub fn from_file(
+        file: &PolicyFile,
+        heads: usize,
+        early_reads: EarlyReads,
+        kinds: &[StepKind],
+    ) -> Policies {
+        let mut policies = Vec::new();
         for &kind in kinds {
-            // Above 4 tokens split4 and wide spill for some of them.
-            let (middle, last) = if kind.tokens() <= 4 {
-                (split4, wide)
-            } else {
-                (split2, widest)
-            };
-            let verify = [(16, split8), (96, middle), (ANY, last)];
-            let rows = match (arch.has_clusters(), kind.is_verify(), early) {
-                (false, false, _) => &promised[1..],
-                (false, true, _) => &verify[2..],
-                (true, false, false) => &decode[..],
-                (true, false, true) => &promised,
-                (true, true, _) => &verify,
+            let rule = rule(file.arch(), heads, early_reads, kind);
+            let mut merged: Vec<Policy> = Vec::new();
+            // Up to so many requests; neighbours of one mode are one policy.
+            let mut push = |max_requests, mode| match merged.last_mut() {
+                Some(last) if last.mode == mode => last.max_requests = max_requests,
+                _ => merged.push(Policy {
+                    kind,
+                    max_requests,
+                    mode,
+                }),
             };
             let mut covered = 0;
-            for &(pairs, mode) in rows {
-                let max_requests = (pairs / heads.max(1)).min(kda_codegen::schedule::MAX_REQUESTS);
-                if max_requests > covered {
-                    covered = max_requests;
-                    policies.push(Policy {
-                        kind,
-                        max_requests,
-                        mode,
-                    });
+            let end = (MAX_REQUESTS + 1, MAX_REQUESTS, None);
+            let measured = file
+                .of(heads, kind, early_reads)
+                .map(|entry| (entry.min_requests, entry.max_requests, Some(entry.mode)));
+            for (least, most, mode) in measured.chain([end]) {
+                for policy in &rule {
+                    let up_to = policy.max_requests.min(least - 1);
+                    if up_to > covered {
+                        covered = up_to;
+                        push(up_to, policy.mode);
+                    }
+                }
+                if let Some(mode) = mode {
+                    covered = most;
+                    push(most, mode);
                 }
             }
+            policies.extend(merged);
         }
         Policies(policies)
     }
+}
+
+/// What policies are for: an architecture, and which of its devices where that is known. An
+/// [`Arch`] and a [`Device`](crate::Device) are targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target<'a> {
+    arch: Arch,
+    name: Option<&'a str>,
+}
+
+impl<'a> Target<'a> {
+    /// A device by the name that the driver gives it, such as `NVIDIA H200`.
+    pub fn named(arch: Arch, name: &'a str) -> Target<'a> {
+        Target {
+            arch,
+            name: Some(name),
+        }
+    }
+
+    /// The architecture.
+    pub fn arch(self) -> Arch {
+        self.arch
+    }
+
+    /// The device's name.
+    pub fn name(self) -> Option<&'a str> {
+        self.name
+    }
+
+    fn file(self) -> Option<&'static PolicyFile> {
+        let name = self.name?;
+        PolicyFile::shipped()
+            .iter()
+            .find(|file| file.arch() == self.arch && file.device() == name)
+    }
+}
+
+impl Target<'static> {
+    /// An architecture alone, and each of its devices that [`PolicyFile::shipped`] names: whoever
+    /// compiles kernels ahead of time for [`Policies::for_device`] needs those of all.
+    pub fn all(arch: Arch) -> impl Iterator<Item = Target<'static>> {
+        let named = PolicyFile::shipped()
+            .iter()
+            .filter(move |file| file.arch() == arch)
+            .map(move |file| Target::named(arch, file.device()));
+        std::iter::once(Target::from(arch)).chain(named)
+    }
+}
+
+impl From<Arch> for Target<'_> {
+    fn from(arch: Arch) -> Self {
+        Target { arch, name: None }
+    }
+}
+
+/// The first of `policies`, which are sorted, that serves `requests`.
+pub(crate) fn serving(policies: &[Policy], requests: usize) -> Option<&Policy> {
+    policies
+        .iter()
+        .find(|policy| requests <= policy.max_requests)
+}
+
+/// Modes by the number of (request, head) pairs, fewest first; the last serves every larger batch.
+pub(crate) fn rule(
+    arch: Arch,
+    heads: usize,
+    early_reads: EarlyReads,
+    kind: StepKind,
+) -> Vec<Policy> {
+    let early = early_reads == EarlyReads::Caches;
+    let mode = |value_split, threads, row_lanes, slot_hints| Mode {
+        value_split,
+        threads,
+        row_lanes,
+        gate_schedule: match value_split {
+            1 => GateSchedule::Block,
+            _ => GateSchedule::Cluster,
+        },
+        slot_hints: slot_hints && !early,
+    };
+    let (split8, split4) = (mode(8, 128, 8, true), mode(4, 128, 8, true));
+    let split2 = mode(2, 256, 8, true);
+    let (wide, widest) = (mode(1, 256, 32, false), mode(1, 512, 32, false));
+    let hinted = mode(1, 256, 32, true);
+    // Largest number of (request, head) pairs, and the mode up to there.
+    const ANY: usize = usize::MAX;
+    let decode = [(16, split8), (56, split4), (120, split2), (ANY, hinted)];
+    let promised = [(144, split4), (ANY, wide)];
+    // Above 4 tokens split4 and wide spill for some of them.
+    let (middle, last) = if kind.tokens() <= 4 {
+        (split4, wide)
+    } else {
+        (split2, widest)
+    };
+    let verify = [(16, split8), (96, middle), (ANY, last)];
+    let rows = match (arch.has_clusters(), kind.is_verify(), early) {
+        (false, false, _) => &promised[1..],
+        (false, true, _) => &verify[2..],
+        (true, false, false) => &decode[..],
+        (true, false, true) => &promised,
+        (true, true, _) => &verify,
+    };
+    let mut policies: Vec<Policy> = Vec::new();
+    let mut covered = 0;
+    for &(pairs, mode) in rows {
+        let max_requests = (pairs / heads.max(1)).min(MAX_REQUESTS);
+        if max_requests > covered {
+            covered = max_requests;
+            policies.push(Policy {
+                kind,
+                max_requests,
+                mode,
+            });
+        }
+    }
+    policies
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use cudarc::driver::sys;
 use kda_codegen::operands::{FaultRecord, Parameter};
 use kda_codegen::{Arch, Launch};
 
-use crate::Error;
 use crate::residence::Residence;
+use crate::{Error, Target};
 
 /// A raw CUDA stream handle, as every engine has one.
 pub type Stream = sys::CUstream;
@@ -27,9 +27,14 @@ fn check(call: &'static str, result: sys::CUresult) -> Result<(), Error> {
     }
 }
 
+/// Whether the driver opens by a name that cudarc tries too. cudarc's own question exists only where
+/// cudarc loads libraries itself; an application may have it link them.
 fn driver_present() -> Result<(), Error> {
-    // SAFETY: opens the driver library by name.
-    if unsafe { sys::is_culib_present() } {
+    let present = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"]
+        .iter()
+        // SAFETY: opens the driver library by name.
+        .any(|name| unsafe { libloading::Library::new(name) }.is_ok());
+    if present {
         Ok(())
     } else {
         Err(Error::DriverMissing)
@@ -46,6 +51,7 @@ struct Inner {
     /// The device, when this object retains its primary context.
     retained: Option<sys::CUdevice>,
     arch: Arch,
+    name: String,
     /// What is known of the addresses of operands.
     residence: Residence,
     /// Keeps a borrowed context alive.
@@ -70,7 +76,7 @@ impl Device {
         unsafe {
             check("cuInit", sys::cuInit(0))?;
             check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal))?;
-            let arch = arch_of(device)?;
+            let (arch, name) = (arch_of(device)?, name_of(device)?);
             check(
                 "cuDevicePrimaryCtxRetain",
                 sys::cuDevicePrimaryCtxRetain(&mut context, device),
@@ -80,6 +86,7 @@ impl Device {
                 ordinal: device,
                 retained: Some(device),
                 arch,
+                name,
                 residence: Residence::new(device),
                 _owner: None,
             })))
@@ -110,12 +117,13 @@ impl Device {
             queried
         };
         queried?;
-        let arch = arch_of(device)?;
+        let (arch, name) = (arch_of(device)?, name_of(device)?);
         Ok(Device(Arc::new(Inner {
             context,
             ordinal: device,
             retained: None,
             arch,
+            name,
             residence: Residence::new(device),
             _owner: Some(owner),
         })))
@@ -124,6 +132,11 @@ impl Device {
     /// The architecture its kernels are compiled for.
     pub fn arch(&self) -> Arch {
         self.0.arch
+    }
+
+    /// Its name, as the driver says it, such as `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.0.name
     }
 
     /// Its ordinal among the process's devices.
@@ -178,6 +191,12 @@ impl Device {
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
             _ => Err(Error::Capturing),
         }
+    }
+}
+
+impl<'a> From<&'a Device> for Target<'a> {
+    fn from(device: &'a Device) -> Target<'a> {
+        Target::named(device.arch(), device.name())
     }
 }
 
@@ -240,6 +259,17 @@ fn attribute(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Resul
         sys::cuDeviceGetAttribute(&mut value, attribute, device)
     })?;
     Ok(value)
+}
+
+fn name_of(device: sys::CUdevice) -> Result<String, Error> {
+    let mut name = [0u8; 256];
+    // SAFETY: the driver is initialised; it writes a text that ends in 0 into the buffer's 256 bytes.
+    check("cuDeviceGetName", unsafe {
+        sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device)
+    })?;
+    let end = name.iter().position(|&byte| byte == 0);
+    let text = &name[..end.unwrap_or(name.len())];
+    Ok(String::from_utf8_lossy(text).into_owned())
 }
 
 fn arch_of(device: sys::CUdevice) -> Result<Arch, Error> {

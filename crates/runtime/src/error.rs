@@ -7,6 +7,7 @@ use kda_codegen::Arch;
 
 use crate::StepKind;
 use crate::bundle::{Defect, Difference};
+use crate::policy_file::PolicyDefect;
 
 /// Why a step could not be prepared or launched. Nothing was launched.
 #[derive(Debug)]
@@ -45,6 +46,20 @@ pub enum Error {
         entry: Option<String>,
         /// The first field that differs.
         difference: Difference,
+    },
+    /// A policy file cannot be read.
+    PolicyFileUnreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A policy file, or what was to become one, is none.
+    PolicyFileIllegal {
+        /// The file, or `text in memory`.
+        path: PathBuf,
+        /// What is wrong.
+        defect: PolicyDefect,
     },
     /// The NVRTC that was found is not the required one.
     NvrtcVersion {
@@ -203,7 +218,13 @@ impl fmt::Display for Error {
                 "no source has {entry} for {arch}, and nvrtc is not among them; nearest kernel of \
                  the bundle: {difference}"
             ),
-            Error::BundleUnreadable { path, source } => write!(f, "{}: {source}", path.display()),
+            Error::BundleUnreadable { path, source }
+            | Error::PolicyFileUnreadable { path, source } => {
+                write!(f, "{}: {source}", path.display())
+            }
+            Error::PolicyFileIllegal { path, defect } => {
+                write!(f, "{} is no policy file: {defect}", path.display())
+            }
             Error::BundleDamaged { path, defect } => {
                 write!(f, "{} is no whole bundle: {defect}", path.display())
             }
@@ -335,7 +356,9 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Codegen(source) => Some(source),
-            Error::BundleUnreadable { source, .. } => Some(source),
+            Error::BundleUnreadable { source, .. } | Error::PolicyFileUnreadable { source, .. } => {
+                Some(source)
+            }
             _ => None,
         }
     }

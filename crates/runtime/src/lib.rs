@@ -6,7 +6,7 @@
 //! let device = Device::primary(0)?;
 //! let config = Config::kimi_k3(12);
 //! let kinds = [StepKind::Decode, StepKind::Verify(4)];
-//! let policies = Policies::for_device(device.arch(), config.heads, config.early_reads, &kinds);
+//! let policies = Policies::for_device(&device, config.heads, config.early_reads, &kinds);
 //! // Compiles and loads; everything slow happens here.
 //! let kda = PreparedKda::prepare_caches(&device, stream, &config, &policies, &KernelSources::standard())?;
 //! // One kernel launch; fine inside a graph capture.
@@ -19,8 +19,8 @@
 //! # }
 //! ```
 //!
-//! [`Config`] holds a model's settings, [`Policies`] which schedule serves which batch, [`Step`]
-//! the operands. [`Plan`] turns a step into plain launch data without touching a device;
+//! [`Config`] holds a model's settings, [`Policies`] which schedule serves which batch, measured or
+//! read from a [`PolicyFile`], [`Step`] the operands. [`Plan`] turns a step into plain launch data without touching a device;
 //! [`PreparedKda`] hands that data to the CUDA driver. [`KernelSources`] says where kernels come
 //! from: a [`KernelBundle`] that the engine ships, a [`DiskCache`], NVRTC.
 
@@ -31,6 +31,7 @@ mod device;
 mod error;
 mod kernels;
 mod key;
+mod policy_file;
 mod prepared;
 mod reset;
 mod residence;
@@ -39,11 +40,13 @@ mod weights;
 
 pub use bundle::{Defect, Difference, KernelBundle, encode_bundle};
 pub use cache::{CACHE_VARIABLE, DiskCache};
-pub use config::{Config, Gate, Policies, Policy, StepKind};
+pub use config::{Config, Gate, Policies, Policy, StepKind, Target};
 pub use device::{Device, Stream};
 pub use error::Error;
+pub use kda_codegen::{Arch, ConvLayout, EarlyReads, Mode, NullRule, StateDtype};
 pub use kernels::{Kernel, KernelSources, Kernels, Origin};
 pub use key::KernelKey;
+pub use policy_file::{Measurement, PolicyDefect, PolicyEntry, PolicyFile};
 pub use prepared::{FaultKind, Faults, KernelInfo, PreparedKda};
 pub use reset::{PlannedReset, PreparedReset, Reset, plan_reset};
 pub use step::{

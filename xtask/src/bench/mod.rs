@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use kda_codegen::{Arch, EarlyReads, Mode};
-use kda_runtime::{Config, Device, Plan, Policies, PreparedKda, StepKind};
+use kda_runtime::{Config, Device, Plan, Policies, PreparedKda, Target};
 use kda_tests::cuda;
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::{Case, placed};
@@ -208,6 +208,11 @@ impl Bench {
         })
     }
 
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// The architecture of its device.
     pub fn arch(&self) -> Arch {
         self.device.arch()
@@ -290,7 +295,7 @@ impl Bench {
             layers.restore()?;
         }
         for text in &options.mode {
-            let (config, policies) = choose(self.arch(), &layers.case, text)?;
+            let (config, policies) = choose(&self.device, &layers.case, text)?;
             if let Err(error) = Plan::new(self.arch(), &config, &policies) {
                 println!("  skipped: {error}");
                 continue;
@@ -358,7 +363,7 @@ impl Bench {
 }
 
 /// The settings and policies that an option's text names.
-fn choose(arch: Arch, case: &Case, text: &str) -> Result<(Config, Policies), Box<dyn Error>> {
+fn choose(device: &Device, case: &Case, text: &str) -> Result<(Config, Policies), Box<dyn Error>> {
     let kind = placed::kind(case);
     let early = match text {
         "default" => EarlyReads::Weights,
@@ -370,7 +375,7 @@ fn choose(arch: Arch, case: &Case, text: &str) -> Result<(Config, Policies), Box
         }
     };
     let config = placed::config(case, early);
-    let policies = Policies::for_device(arch, config.heads, early, &[kind]);
+    let policies = Policies::for_device(device, config.heads, early, &[kind]);
     Ok((config, policies))
 }
 
@@ -390,12 +395,12 @@ pub fn mode_text(mode: Mode, early_reads: EarlyReads) -> String {
 }
 
 /// The mode that the default policy has for a step.
-pub fn default_mode(arch: Arch, size: Size, early_reads: EarlyReads) -> Option<Mode> {
-    let kind = match size.tokens {
-        1 => StepKind::Decode,
-        tokens => StepKind::Verify(tokens),
-    };
-    let policies = Policies::for_device(arch, size.heads, early_reads, &[kind]);
+pub fn default_mode<'a>(
+    target: impl Into<Target<'a>>,
+    size: Size,
+    early_reads: EarlyReads,
+) -> Option<Mode> {
+    let policies = Policies::for_device(target, size.heads, early_reads, &[size.kind()]);
     let fits = policies
         .0
         .iter()
@@ -406,6 +411,8 @@ pub fn default_mode(arch: Arch, size: Size, early_reads: EarlyReads) -> Option<M
 
 #[cfg(test)]
 mod tests {
+    use kda_runtime::StepKind;
+
     use super::*;
 
     #[test]

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
+use kda_runtime::StepKind;
 use serde::{Deserialize, Serialize};
 
 use super::timing::Times;
@@ -23,6 +24,14 @@ pub struct Size {
 }
 
 impl Size {
+    /// Kind of the step.
+    pub fn kind(self) -> StepKind {
+        match self.tokens {
+            1 => StepKind::Decode,
+            tokens => StepKind::Verify(tokens),
+        }
+    }
+
     /// Bytes of f32 state that a step reads and writes.
     pub fn state_bytes(self) -> f64 {
         (self.requests * self.heads * (1 + self.tokens) * (64 << 10)) as f64
