@@ -60,7 +60,11 @@ impl DeviceMemory {
                 data.as_ptr().cast(),
                 data.len(),
             )
-        })
+        })?;
+        // From pageable memory the copy may still be under way on the default stream, for which
+        // streams of `new_stream` do not wait.
+        // SAFETY: the default stream is live.
+        unsafe { synchronize(std::ptr::null_mut()) }
     }
 
     /// Copies from `offset` into `data`, synchronously.

@@ -3,6 +3,7 @@
 
 use std::error::Error;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -51,6 +52,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let kernels = KernelCache::new(load_nvrtc()?);
     let started = Instant::now();
     let results: Mutex<Vec<Result<Tally, String>>> = Mutex::default();
+    let progress = Progress::new(started);
     let failed = || {
         results
             .lock()
@@ -60,9 +62,9 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     };
     std::thread::scope(|scope| {
         for world in 0..options.worlds {
-            let (kernels, results, failed) = (&kernels, &results, &failed);
+            let (kernels, results, failed, progress) = (&kernels, &results, &failed, &progress);
             scope.spawn(move || {
-                let served = line(options, kernels, world, started, failed);
+                let served = line(options, kernels, world, progress, failed);
                 let served = served.map_err(|error| error.to_string());
                 results.lock().expect("no thread panics").push(served);
             });
@@ -82,19 +84,49 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Steps of all worlds, said twice a minute.
+struct Progress {
+    started: Instant,
+    steps: AtomicU64,
+    said: Mutex<Instant>,
+}
+
+impl Progress {
+    const PAUSE: Duration = Duration::from_secs(30);
+
+    fn new(started: Instant) -> Progress {
+        Progress {
+            started,
+            steps: AtomicU64::new(0),
+            said: Mutex::new(started),
+        }
+    }
+
+    /// A world is about to make a step.
+    fn step(&self) {
+        let steps = self.steps.fetch_add(1, Ordering::Relaxed);
+        let mut said = self.said.lock().expect("no thread panics");
+        if said.elapsed() >= Progress::PAUSE {
+            *said = Instant::now();
+            let seconds = self.started.elapsed().as_secs();
+            println!("{seconds} s, {steps} steps, each as it had to be");
+        }
+    }
+}
+
 /// Serves one world after another.
 fn line(
     options: &Options,
     kernels: &KernelCache,
     world: u64,
-    started: Instant,
+    progress: &Progress,
     failed: &dyn Fn() -> bool,
 ) -> Result<Tally, Box<dyn Error>> {
     let mut seeds = Rng::stream(options.seed, world);
     let mut all = Tally::default();
     let over = |done: u64| match options.steps {
         Some(steps) => done >= steps,
-        None => started.elapsed() >= Duration::from_secs_f64(60.0 * options.minutes),
+        None => progress.started.elapsed() >= Duration::from_secs_f64(60.0 * options.minutes),
     };
     while !over(all.steps) && !failed() {
         let mut world = World::new(seeds.word(), options.heads);
@@ -106,6 +138,7 @@ fn line(
         };
         let before = all.steps;
         let served: Result<Tally, Mismatch> = serve(&mut world, &mut *executor, |tally| {
+            progress.step();
             tally.steps < options.lifetime && !over(before + tally.steps) && !failed()
         });
         all.merge(&served?);

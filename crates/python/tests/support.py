@@ -49,6 +49,8 @@ class Driver:
     def write(self, address, data):
         if data:
             self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+            # From pageable memory the copy may still be under way, and other streams do not wait.
+            self.call("cuStreamSynchronize", None)
 
     def read(self, address, size):
         data = ctypes.create_string_buffer(max(size, 1))
