@@ -44,8 +44,8 @@ __device__ __forceinline__ void load_conv_weights(ConvWeights& w, const float* w
 
 // In a cluster the blocks read each other's part of the window: the new line waits for the norm
 // exchange. A block alone writes it at once, each channel being one thread's from first read to
-// last write.
-constexpr bool LATE_LINE = VALUE_SPLIT > 1;
+// last write; but a decode step that reads early is faster with the late line.
+constexpr bool LATE_LINE = VALUE_SPLIT > 1 || (TOKENS == 1 && EARLY_CACHES);
 
 // Whether the new line's values stay in registers until it is written; else they are loaded again,
 // which costs a latency and spares registers.

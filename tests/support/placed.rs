@@ -61,7 +61,7 @@ pub fn modes(arch: Arch) -> Vec<Mode> {
         mode(1, 256, 8, Block, false),
         mode(1, 512, 32, Block, false),
         mode(1, 256, 32, Block, false),
-        mode(1, 512, 32, Block, true),
+        mode(1, 256, 32, Block, true),
         mode(2, 256, 8, Cluster, true),
         mode(2, 128, 8, Block, true),
         mode(4, 128, 8, Cluster, true),

@@ -75,7 +75,8 @@ pub struct CompiledKernel {
     pub nvrtc_version: (i32, i32),
     /// NVRTC's and ptxas' log.
     pub log: String,
-    /// Read from the log; `None` when ptxas printed no report, as under `compute-sanitizer`.
+    /// Read from the log; `None` when ptxas printed no report: NVRTC may take a kernel that it has
+    /// compiled before from a cache of its own.
     pub resources: Option<Resources>,
 }
 
