@@ -40,7 +40,7 @@ pub struct Options {
     /// File to append every time to, one JSON line each
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Policy file (TOML) to write, of the fastest modes
+    /// Policy file (TOML) of the fastest modes to write; it must not exist
     #[arg(long)]
     policies: Option<PathBuf>,
 }
@@ -125,6 +125,10 @@ impl Ranking {
 ///
 /// No GPU, a kernel that does not compile, or an output outside its bound.
 pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    // Minutes of measuring lie ahead of the write.
+    if let Some(path) = options.policies.as_deref().filter(|path| path.exists()) {
+        return Err(format!("{} exists; tune overwrites no policy file", path.display()).into());
+    }
     let bench = Bench::open(options.layers, options.replays)?;
     println!(
         "heads tokens batch   early        us  {:<28}  {:<36}  default",
