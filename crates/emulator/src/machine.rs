@@ -373,8 +373,8 @@ impl Machine<'_> {
             Special::Laneid => lane,
             Special::Warpid => thread / 32,
             Special::Nwarpid => self.warps_per_block as u32,
-            // One: small launches then have blocks of the first wave and of later ones.
-            Special::Nsmid => 1,
+            // So few that small launches have blocks of the first wave and of later ones.
+            Special::Nsmid => 4,
             Special::LanemaskEq => 1 << lane,
             Special::LanemaskLt => (1 << lane) - 1,
             Special::LanemaskLe => u32::MAX >> (31 - lane),
