@@ -213,7 +213,8 @@ fn a_c_program_decodes_and_verifies() {
     let program = build(&source, folder, "shared");
     let libraries = std::env::current_exe().unwrap();
     searched.push(libraries.parent().unwrap().to_owned());
-    searched.extend(std::env::var_os("LD_LIBRARY_PATH").map(Into::into));
+    let inherited = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    searched.extend(std::env::split_paths(&inherited));
     let kernels = KernelCache::new(load_nvrtc().unwrap());
 
     for (seed, tokens) in [(1, 1), (2, 3)] {
