@@ -6,10 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kda_codegen::schedule::MAX_REQUESTS;
-use kda_codegen::{Arch, EarlyReads, KernelSpec};
+use kda_codegen::{Arch, EarlyReads, KernelSpec, Mode};
 use kda_runtime::{
-    Config, Error, Measurement, Plan, Policies, Policy, PolicyDefect, PolicyEntry, PolicyFile,
-    StepKind, Target,
+    Config, Error, Measurement, Plan, Policies, PolicyDefect, PolicyEntry, PolicyFile, StepKind,
+    Target,
 };
 use kda_tests::{placed, property_config, scratch};
 use proptest::collection::vec;
@@ -71,7 +71,8 @@ fn measured() -> PolicyFile {
         .iter()
         .filter(|m| {
             let rule = Policies::for_device(Arch::Sm90a, m.heads, m.early_reads, &[m.kind]);
-            serving(&rule, m.requests).mode == m.mode
+            rule.serving(m.kind, m.requests)
+                .is_some_and(|policy| policy.mode == m.mode)
         })
         .map(size)
         .collect();
@@ -96,10 +97,41 @@ fn the_shipped_file_is_what_was_measured() {
     assert_eq!(PolicyFile::shipped(), [expected]);
 }
 
-/// The mode that serves `requests`.
-fn serving(policies: &Policies, requests: usize) -> Policy {
-    let mut all = policies.0.iter();
-    *all.find(|policy| requests <= policy.max_requests).unwrap()
+/// The mode that serves `requests` of the one kind there is.
+fn serving(policies: &Policies, requests: usize) -> Mode {
+    let kind = policies.0[0].kind;
+    policies.serving(kind, requests).expect("any size").mode
+}
+
+/// Whoever asks which policy serves hears what the plan launches.
+#[test]
+fn the_policy_that_serves_is_the_plans() {
+    for early_reads in [EarlyReads::Weights, EarlyReads::Caches] {
+        let config = Config {
+            early_reads,
+            ..Config::kimi_k3(12)
+        };
+        let kinds = [StepKind::Verify(4), StepKind::Decode];
+        let policies = Policies::for_device(Arch::Sm90a, 12, early_reads, &kinds);
+        let plan = Plan::new(Arch::Sm90a, &config, &policies).unwrap();
+        for kind in kinds {
+            for requests in [1, 2, 4, 5, 8, 9, 24, 25, 200, MAX_REQUESTS] {
+                let mut rules = plan.policies().filter(|rule| rule.0 == kind);
+                let (_, _, kernel) = rules.find(|(_, most, _)| *most >= requests).unwrap();
+                let served = policies.serving(kind, requests).unwrap();
+                assert_eq!(
+                    served.mode,
+                    plan.kernels()[kernel].mode,
+                    "{kind}, {requests}"
+                );
+            }
+        }
+        let least = Policies(policies.0.iter().rev().copied().collect());
+        let (first, any) = (policies.serving(kinds[1], 1), least.serving(kinds[1], 1));
+        assert_eq!(first, any, "the order does not matter");
+        assert_eq!(policies.serving(StepKind::Verify(3), 1), None);
+        assert_eq!(policies.serving(kinds[1], MAX_REQUESTS + 1), None);
+    }
 }
 
 #[test]
@@ -113,7 +145,7 @@ fn a_measured_size_runs_in_its_mode_and_every_size_in_one() {
             };
             let policies = of(target);
             for requests in [entry.min_requests, entry.max_requests] {
-                assert_eq!(serving(&policies, requests).mode, entry.mode, "{entry:?}");
+                assert_eq!(serving(&policies, requests), entry.mode, "{entry:?}");
                 let found = file.entry(entry.heads, entry.kind, entry.early_reads, requests);
                 assert_eq!(found, Some(entry));
             }
@@ -129,8 +161,8 @@ fn a_measured_size_runs_in_its_mode_and_every_size_in_one() {
             let rule = of(Target::from(file.arch()));
             for requests in (1..300).chain([5000, MAX_REQUESTS]) {
                 let own = file.entry(entry.heads, entry.kind, entry.early_reads, requests);
-                let expected = own.map_or(serving(&rule, requests).mode, |entry| entry.mode);
-                assert_eq!(serving(&policies, requests).mode, expected, "{requests}");
+                let expected = own.map_or(serving(&rule, requests), |entry| entry.mode);
+                assert_eq!(serving(&policies, requests), expected, "{requests}");
             }
         }
     }
@@ -269,7 +301,7 @@ proptest! {
             let kinds = [entry.kind];
             let policies = Policies::from_file(&file, entry.heads, entry.early_reads, &kinds);
             prop_assert!(Plan::new(arch, &config, &policies).is_ok());
-            let serves = serving(&policies, entry.max_requests).mode;
+            let serves = serving(&policies, entry.max_requests);
             prop_assert_eq!(serves, entry.mode);
         }
     }

@@ -454,10 +454,25 @@ fn finite_inputs_give_finite_results() {
             data.projected[part..part + HEAD_DIM].fill(value);
             data.a_log
                 .fill(rng.pick(&[-1e30, -20.0, 0.0, 20.0, 88.0, 1e30]));
-            data.dt_bias[..64].fill(rng.pick(&[-1e30, -104.0, -17.0, 20.0, 88.0, 1e30]));
+            data.dt_bias[..64].fill(rng.pick(&[
+                f32::MIN,
+                -1e30,
+                -104.0,
+                -17.0,
+                20.0,
+                88.0,
+                1e30,
+                f32::MAX,
+            ]));
+            // As large as g stays finite: its products and sums are f32.
+            let f_a = (0..shape.rows()).flat_map(|row| {
+                let start = row * shape.used_columns() + 4 * shape.dim();
+                &data.projected[start..start + HEAD_DIM]
+            });
+            let largest = f_a.map(|x| x.to_f32().abs()).fold(0.0, f32::max);
             if rng.chance(50) {
-                data.f_b
-                    .fill(bf16::from_f32(f32::from_bits((127 + 50) << 23)));
+                let power = if largest < 1024.0 { 100 } else { 50 };
+                data.f_b.fill(bf16::from_f32(2f32.powi(power)));
             }
         });
         case.regime = Regime::Extremes;

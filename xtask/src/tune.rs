@@ -7,27 +7,16 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kda_codegen::{EarlyReads, KernelSpec, Mode};
-use kda_runtime::{Measurement, PolicyFile};
+use kda_runtime::{Measurement, Policies, PolicyFile};
 use time::OffsetDateTime;
 
 use crate::bench::record::{self, Cell, Record, Size};
-use crate::bench::{Bench, Times, default_mode, mode_text};
+use crate::bench::{Bench, Sizes, Times, mode_text};
 
 #[derive(Args)]
 pub struct Options {
-    /// Heads on the device
-    #[arg(long, value_delimiter = ',', default_value = "12")]
-    heads: Vec<usize>,
-    /// Requests
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "1,2,4,8,16,32,64,128,256"
-    )]
-    batch: Vec<usize>,
-    /// Tokens a request: 1 is a decode step, more a verify step
-    #[arg(long, value_delimiter = ',', default_value = "1")]
-    tokens: Vec<usize>,
+    #[command(flatten)]
+    sizes: Sizes,
     /// What may be read before the kernel ahead has finished: weights, caches
     #[arg(long, value_delimiter = ',', default_value = "weights")]
     early_reads: Vec<EarlyReads>,
@@ -137,28 +126,21 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut slowest = 0.0f64;
     let mut measured = Vec::new();
     for &early_reads in &options.early_reads {
-        for &heads in &options.heads {
-            for &tokens in &options.tokens {
-                for &requests in &options.batch {
-                    let size = Size {
-                        heads,
-                        tokens,
-                        requests,
-                    };
-                    let times =
-                        bench.modes(size, &legal(&bench, size, early_reads), early_reads)?;
-                    let default = default_mode(bench.device(), size, early_reads);
-                    let Some(ranking) = Ranking::new(size, early_reads, times, default) else {
-                        continue;
-                    };
-                    println!("{}", ranking.line());
-                    slowest = slowest.max(ranking.default_slower().unwrap_or(0.0));
-                    if let Some(path) = &options.out {
-                        write(path, &ranking)?;
-                    }
-                    measured.extend(ranking.measurements());
-                }
+        for size in options.sizes.all() {
+            let times = bench.modes(size, &legal(&bench, size, early_reads), early_reads)?;
+            let kind = size.kind();
+            let default = Policies::for_device(bench.device(), size.heads, early_reads, &[kind])
+                .serving(kind, size.requests)
+                .map(|policy| policy.mode);
+            let Some(ranking) = Ranking::new(size, early_reads, times, default) else {
+                continue;
+            };
+            println!("{}", ranking.line());
+            slowest = slowest.max(ranking.default_slower().unwrap_or(0.0));
+            if let Some(path) = &options.out {
+                write(path, &ranking)?;
             }
+            measured.extend(ranking.measurements());
         }
     }
     if let Some(path) = &options.policies {
@@ -192,7 +174,27 @@ fn write(path: &Path, ranking: &Ranking) -> Result<(), Box<dyn Error>> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn no_policy_file_is_overwritten() {
+        let folder = kda_tests::scratch();
+        let file = folder.path().join("device.toml");
+        fs::write(&file, "mine").unwrap();
+        let text = file.to_str().unwrap();
+        let line = Line::parse_from(["tune", "--policies", text]);
+        let said = run(&line.options).unwrap_err().to_string();
+        assert!(said.contains("overwrites no policy file"), "{said}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    }
 
     fn ranking(default: &str) -> Option<Ranking> {
         let size = Size {

@@ -104,7 +104,7 @@ impl Config {
 }
 
 /// What a step does with its requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StepKind {
     /// One token a request, from the state in its slot.
     Decode,
@@ -176,6 +176,13 @@ impl Policies {
                 })
                 .collect(),
         )
+    }
+
+    /// The one that serves a step: of its kind, the one for the fewest requests that covers them.
+    pub fn serving(&self, kind: StepKind, requests: usize) -> Option<Policy> {
+        let covering = |policy: &&Policy| policy.kind == kind && requests <= policy.max_requests;
+        let all = self.0.iter().filter(covering);
+        all.min_by_key(|policy| policy.max_requests).copied()
     }
 
     /// The measured choice for a device.
@@ -307,13 +314,6 @@ impl From<Arch> for Target<'_> {
     fn from(arch: Arch) -> Self {
         Target { arch, name: None }
     }
-}
-
-/// The first of `policies`, which are sorted, that serves `requests`.
-pub(crate) fn serving(policies: &[Policy], requests: usize) -> Option<&Policy> {
-    policies
-        .iter()
-        .find(|policy| requests <= policy.max_requests)
 }
 
 /// Modes by the number of (request, head) pairs, fewest first; the last serves every larger batch.

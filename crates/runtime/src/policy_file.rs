@@ -24,8 +24,8 @@ use kda_codegen::{Arch, EarlyReads, HEAD_DIM, MAX_HEADS, MAX_TOKENS, Mode};
 use toml::{Table, Value};
 
 use crate::bundle::{printable, read_bounded};
-use crate::config::{StepKind, rule, serving};
-use crate::{Config, Error};
+use crate::config::{StepKind, rule};
+use crate::{Config, Error, Policies};
 
 /// Largest file that is read, in bytes: some 1,700 entries.
 const MOST_BYTES: u64 = 256 << 10;
@@ -284,7 +284,7 @@ impl PolicyFile {
         date: &str,
         measurements: &[Measurement],
     ) -> Result<PolicyFile, Error> {
-        type Key = (usize, bool, usize, EarlyReads, usize);
+        type Key = (usize, StepKind, EarlyReads, usize);
         let mut cells: BTreeMap<Key, BTreeMap<Mode, Measurement>> = BTreeMap::new();
         for (index, measured) in measurements.iter().enumerate() {
             check(arch, index + 1, &measured.entry()).map_err(in_memory)?;
@@ -302,13 +302,13 @@ impl PolicyFile {
             else {
                 continue;
             };
-            let rule = rule(arch, fastest.heads, fastest.early_reads, fastest.kind);
-            let kept = serving(&rule, fastest.requests)
+            let (heads, kind) = (fastest.heads, fastest.kind);
+            let kept = Policies(rule(arch, heads, fastest.early_reads, kind))
+                .serving(kind, fastest.requests)
                 .and_then(|policy| modes.get(&policy.mode))
                 .filter(|kept| kept.microseconds <= fastest.microseconds * (1.0 + NOISE));
             let mut entry = kept.unwrap_or(fastest).entry();
-            let before = entries.last().filter(|last| last.step() == entry.step());
-            let least = before.map_or(1, |last| last.max_requests + 1);
+            let least = least_requests(entries.last(), &entry);
             entry.min_requests = least.max(entry.max_requests / 2 + 1);
             entries.push(entry);
         }
@@ -392,7 +392,7 @@ impl PolicyFile {
         let step = (heads, kind, early_reads);
         self.entries
             .iter()
-            .filter(move |entry| (entry.heads, entry.kind, entry.early_reads) == step)
+            .filter(move |entry| entry.step() == step)
     }
 }
 
@@ -422,19 +422,13 @@ impl Measurement {
 
 impl PolicyEntry {
     /// What the entry is for, but for the number of requests; the order in a file.
-    fn step(&self) -> (usize, bool, usize, EarlyReads) {
-        let kind = self.kind;
-        (
-            self.heads,
-            kind.is_verify(),
-            kind.tokens(),
-            self.early_reads,
-        )
+    fn step(&self) -> (usize, StepKind, EarlyReads) {
+        (self.heads, self.kind, self.early_reads)
     }
 
-    fn key(&self) -> (usize, bool, usize, EarlyReads, usize) {
-        let (heads, verify, tokens, early_reads) = self.step();
-        (heads, verify, tokens, early_reads, self.max_requests)
+    fn key(&self) -> (usize, StepKind, EarlyReads, usize) {
+        let (heads, kind, early_reads) = self.step();
+        (heads, kind, early_reads, self.max_requests)
     }
 }
 

@@ -112,8 +112,6 @@ pub fn plan_reset(config: &Config, reset: &Reset) -> Result<Option<PlannedReset>
 }
 
 /// The reset kernel of one model on one device, ready to launch. `Send` and `Sync`.
-///
-/// It has run in the emulator; not yet on hardware.
 pub struct PreparedReset {
     config: Config,
     function: Function,

@@ -14,7 +14,8 @@ const WAYS: usize = 4;
 const PLACES: usize = 1024;
 
 /// Addresses found to be no other device's memory, of every object of a device. One of a full place
-/// may be displaced, and is asked again. Memory that is freed and whose address another device then gets is not noticed.
+/// may be displaced, and is asked again. Memory that is freed and whose address another device then
+/// gets is not noticed.
 pub(crate) struct Residence {
     ordinal: i32,
     known: Known,

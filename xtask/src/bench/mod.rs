@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use kda_codegen::{Arch, EarlyReads, Mode};
-use kda_runtime::{Config, Device, Plan, Policies, PreparedKda, Target};
+use kda_runtime::{Config, Device, Plan, Policies, PreparedKda};
 use kda_tests::cuda;
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::{Case, placed};
@@ -38,8 +38,9 @@ use record::{Cell, Neighbour, Record, Setting, Size};
 use timing::Timer;
 pub use timing::Times;
 
+/// The sizes to time: every combination.
 #[derive(Args)]
-pub struct Options {
+pub struct Sizes {
     /// Heads on the device
     #[arg(long, value_delimiter = ',', default_value = "12")]
     heads: Vec<usize>,
@@ -53,6 +54,29 @@ pub struct Options {
     /// Tokens a request: 1 is a decode step, more a verify step
     #[arg(long, value_delimiter = ',', default_value = "1")]
     tokens: Vec<usize>,
+}
+
+impl Sizes {
+    /// By heads, tokens and requests, each in the order given.
+    pub fn all(&self) -> Vec<Size> {
+        let mut all = Vec::new();
+        for &heads in &self.heads {
+            for &tokens in &self.tokens {
+                all.extend(self.batch.iter().map(|&requests| Size {
+                    heads,
+                    tokens,
+                    requests,
+                }));
+            }
+        }
+        all
+    }
+}
+
+#[derive(Args)]
+pub struct Options {
+    #[command(flatten)]
+    sizes: Sizes,
     /// Schedules, with `+early` for caches read early; `default` stands for the default policy
     #[arg(long, value_delimiter = ',', default_value = "default")]
     mode: Vec<String>,
@@ -162,17 +186,8 @@ fn measure_all(options: &Options, published: &Published) -> Result<Vec<Record>, 
         keep(ceilings.into_iter().map(Record::Ceiling).collect())?;
     }
     println!("{}", report::HEADER);
-    for &heads in &options.heads {
-        for &tokens in &options.tokens {
-            for &requests in &options.batch {
-                let size = Size {
-                    heads,
-                    tokens,
-                    requests,
-                };
-                keep(bench.size(options, size, published)?)?;
-            }
-        }
+    for size in options.sizes.all() {
+        keep(bench.size(options, size, published)?)?;
     }
     Ok(records)
 }
@@ -232,16 +247,15 @@ impl Bench {
         let mut layers = Layers::new(size, self.layers)?;
         let config = placed::config(&layers.case, early_reads);
         let kind = placed::kind(&layers.case);
-        let legal: Vec<(Mode, Policies)> = modes
-            .iter()
-            .map(|&mode| (mode, Policies::single(&[kind], mode)))
-            .filter(|(_, policies)| Plan::new(self.arch(), &config, policies).is_ok())
-            .collect();
-        let specs = legal.iter().flat_map(|(_, policies)| {
-            let plan = Plan::new(self.arch(), &config, policies);
-            plan.map(|plan| plan.kernels().to_vec()).unwrap_or_default()
-        });
-        self.kernels.compile_all(&specs.collect::<Vec<_>>());
+        let (mut legal, mut specs) = (Vec::new(), Vec::new());
+        for &mode in modes {
+            let policies = Policies::single(&[kind], mode);
+            if let Ok(plan) = Plan::new(self.arch(), &config, &policies) {
+                specs.extend_from_slice(plan.kernels());
+                legal.push((mode, policies));
+            }
+        }
+        self.kernels.compile_all(&specs);
         let mut times = Vec::new();
         for (mode, policies) in legal {
             let prepared = self.prepare(&config, &policies)?;
@@ -391,58 +405,5 @@ pub fn mode_text(mode: Mode, early_reads: EarlyReads) -> String {
     match early_reads {
         EarlyReads::Weights => mode.to_string(),
         EarlyReads::Caches => format!("{mode}+early"),
-    }
-}
-
-/// The mode that the default policy has for a step.
-pub fn default_mode<'a>(
-    target: impl Into<Target<'a>>,
-    size: Size,
-    early_reads: EarlyReads,
-) -> Option<Mode> {
-    let policies = Policies::for_device(target, size.heads, early_reads, &[size.kind()]);
-    let fits = policies
-        .0
-        .iter()
-        .filter(|p| p.max_requests >= size.requests);
-    fits.min_by_key(|policy| policy.max_requests)
-        .map(|policy| policy.mode)
-}
-
-#[cfg(test)]
-mod tests {
-    use kda_runtime::StepKind;
-
-    use super::*;
-
-    #[test]
-    fn the_default_mode_is_that_of_the_plan() {
-        let arch = Arch::Sm90a;
-        for (early_reads, text) in [
-            (EarlyReads::Weights, "default"),
-            (EarlyReads::Caches, "default+early"),
-        ] {
-            for requests in [1, 4, 8, 24, 25, 200] {
-                let size = Size {
-                    heads: 12,
-                    tokens: 1,
-                    requests,
-                };
-                let policies = Policies::for_device(arch, 12, early_reads, &[StepKind::Decode]);
-                let config = Config {
-                    early_reads,
-                    ..Config::kimi_k3(12)
-                };
-                let plan = Plan::new(arch, &config, &policies).unwrap();
-                let mut rules = plan.policies();
-                let (_, _, kernel) = rules.find(|(_, most, _)| *most >= requests).unwrap();
-                let expected = plan.kernels()[kernel].mode;
-                assert_eq!(
-                    default_mode(arch, size, early_reads),
-                    Some(expected),
-                    "{text}"
-                );
-            }
-        }
     }
 }
