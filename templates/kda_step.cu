@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     if constexpr (VALUE_SPLIT > 1) cluster_wait();
     if constexpr (!EARLY_CACHES) dependency_wait();
     const int* slot_row = slots + (i64)request * geometry.slots_stride;
-    const SlotValues slot_values = load_slots(slot_row, accepted + request, lane, geometry);
+    const SlotValues slot_values = load_slots(slot_row, accepted + request, token_counts + request, lane, geometry);
 
     GateInput gate_input;
     ConvInputs conv_inputs;
@@ -75,13 +75,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
 #pragma unroll
         for (int n = 0; n < OUTPUT_TOKENS; ++n) {
             int t = n * ROW_COPIES + lane % ROW_COPIES;
-            if (t < TOKENS) store_bits(out_row + (first_row + t) * geometry.out_stride, 0);
+            if (t < own.tokens) store_bits(out_row + (first_row + t) * geometry.out_stride, 0);
         }
         if (own.fault != FAULT_NONE && blockIdx.x == 0 && threadIdx.x == 0) report_fault(faults, request, own.fault);
         return;
     }
 
     bf16_bits* line = conv_cache + own.window * geometry.conv_slot_stride;
+    float* own_records = records + own.window * geometry.record_slot_stride;
+    if constexpr (RECORDS) stage_records(shared, own_records, 0, own.window_start, head, rank);
     load_window(conv_inputs, line, own.window_start, head, rank, geometry);
     RowState state;
     const state_element* source = state_source + own.source * geometry.source_slot_stride;
@@ -93,6 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
 
 #pragma unroll 1
     for (int first = 0; first < TOKENS; first += CHUNK) {
+        // A cluster's exchange counts the gates of all tokens.
+        if (RAGGED && !SHARED_GATE && first >= own.tokens) break;
         if (first > 0) load_chunk(first);
         if constexpr (STAGED_INPUT) {
             stage_gate_input(shared, gate_input, first);
@@ -100,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
             __syncthreads();
         }
         compute_gates(shared, gate_weights, gate_input, first, lower_bound, rank);
-        convolve(shared, conv_inputs, conv_weights, first, line, head, rank, geometry);
+        convolve(shared, conv_inputs, conv_weights, first, own.tokens, line, head, rank, geometry);
     }
     // With several chunks the registers go to their inputs first.
     if constexpr (TOKENS > CHUNK) load_state(state, source, head, rank);
@@ -110,36 +114,58 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     for (int n = 0; n < OUTPUT_TOKENS; ++n)
         output_factor[n] = __fmul_rn(norm_weight, sigmoid_fast(widen(output_gate_bits[n])));
 
-    // q, k, v and (unless the cluster shares them) the gates are in shared memory.
+    // q, k, v, old records and (unless the cluster shares them) the gates are in shared memory.
+    if constexpr (RECORDS) wait_copies();
     __syncthreads();
     if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);
+    if constexpr (RECORDS) {
+        repeat_records(state, shared, 0, own.window_start);
+#pragma unroll 1
+        for (int first = RECORD_CHUNK; first < own.window_start; first += RECORD_CHUNK) {
+            __syncthreads();
+            stage_records(shared, own_records, first, own.window_start, head, rank);
+            wait_copies();
+            __syncthreads();
+            repeat_records(state, shared, first, own.window_start);
+        }
+    }
 
     float single_output = 0.0f;
 #pragma unroll
     for (int t = 0; t < TOKENS; ++t) {
+        if (RAGGED && t >= own.tokens) {
+            // The cluster's exchange counts the sums of all tokens.
+            send_partial(shared, t, 0.0f, rank);
+            continue;
+        }
         float beta = TOKENS == 1 ? own_beta : __shfl_sync(FULL_WARP, own_beta, t);
-        float output = delta_rule(state, shared, t, beta, shared.v(t)[own_row()], scale);
-        send_partial(shared, t, group_square(output), rank);
-        int checkpoint = TOKENS == 1 ? own.window : __shfl_sync(FULL_WARP, own.own, t);
-        store_state(state, state_pool + checkpoint * geometry.state_slot_stride, head, rank, !is_null(checkpoint));
+        TokenResult result = delta_rule(state, shared, t, beta, shared.v(t)[own_row()], scale);
+        send_partial(shared, t, group_square(result.output), rank);
+        int checkpoint = TOKENS == 1 || RECORDS ? own.window : __shfl_sync(FULL_WARP, own.own, t);
+        bool kept = RECORDS ? t == 0 : !is_null(checkpoint);
+        store_state(state, state_pool + checkpoint * geometry.state_slot_stride, head, rank, kept);
+        if (RECORDS && t > 0) {
+            store_record_update(own_records, t, result.update, head, rank);
+            if (threadIdx.x == 0) shared.k_factor[t] = result.k_factor;
+        }
         if constexpr (TOKENS == 1) {
-            single_output = output;
+            single_output = result.output;
         } else {
             // Every copy of the row has read v; its place now keeps the output.
             __syncwarp();
-            if (lane % ROW_COPIES == 0) shared.v(t)[own_row()] = output;
+            if (lane % ROW_COPIES == 0) shared.v(t)[own_row()] = result.output;
         }
     }
 
     // All partial sums of the cluster are here, and with them every block has read its window.
+    if constexpr (VALUE_SPLIT == 1 || (RECORDS && TOKENS > 1)) __syncthreads();
     if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);
-    else __syncthreads();
     __syncwarp();
     const float single_factor = TOKENS == 1 ? inverse_norm_by_lanes(shared.partial[0], eps) : 0.0f;
 #pragma unroll
     for (int n = 0; n < OUTPUT_TOKENS; ++n) {
         int t = n * ROW_COPIES + lane % ROW_COPIES;
-        if (t < TOKENS) {
+        if (t < own.tokens) {
             float factor = TOKENS == 1 ? single_factor : inverse_norm(shared.partial[t], eps);
             float value = __fmul_rn(TOKENS == 1 ? single_output : shared.v(t)[own_row()], factor);
             store_bits(out_row + (first_row + t) * geometry.out_stride, round_bf16(__fmul_rn(value, output_factor[n])));
@@ -147,5 +173,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     }
     if constexpr (LATE_LINE)
         store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line,
-                   own.window_start, head, rank, geometry);
+                   own.window_start, own.tokens, head, rank, geometry);
+    if constexpr (RECORDS && TOKENS > 1) store_record_keys(shared, own_records, own.tokens, head, rank);
 }

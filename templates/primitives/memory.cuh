@@ -82,6 +82,14 @@ __device__ __forceinline__ float4 load_state4(const bf16_bits* address) {
     return make_float4(widen_low(pair.x), widen_high(pair.x), widen_low(pair.y), widen_high(pair.y));
 }
 
+// As it would be read back from a pool of this element type.
+__device__ __forceinline__ float4 round_state4(const float*, float4 value) { return value; }
+__device__ __forceinline__ float4 round_state4(const bf16_bits*, float4 value) {
+    u32 low = round_bf16_pair(value.x, value.y);
+    u32 high = round_bf16_pair(value.z, value.w);
+    return make_float4(widen_low(low), widen_high(low), widen_low(high), widen_high(high));
+}
+
 // Stores `value`, and returns it as it will be read back.
 __device__ __forceinline__ float4 store_state4(float* address, float4 value, bool enabled) {
     if (enabled) {
@@ -100,6 +108,18 @@ __device__ __forceinline__ float4 store_state4(bf16_bits* address, float4 value,
     }
     return make_float4(widen_low(low), widen_high(low), widen_low(high), widen_high(high));
 }
+
+__device__ __forceinline__ void store_float(float* address, float value) {
+    asm volatile("st.global.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
+}
+
+// 16 bytes to shared memory, which are there after wait_copies.
+__device__ __forceinline__ void copy_to_shared16(u32 shared, const float* address) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(address) : "memory");
+}
+
+// This thread's copies are there; a block barrier shows them to the others.
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ __forceinline__ void store_bits(bf16_bits* address, bf16_bits bits) {
     asm volatile("st.global.b16 [%0], %1;" ::"l"(address), "h"(bits) : "memory");

@@ -91,9 +91,10 @@ __device__ __forceinline__ void load_raw(ConvInputs& in, const bf16_bits* qkv, i
 
 __device__ __forceinline__ float silu(float y) { return __fmul_rn(y, sigmoid_fast(y)); }
 
-// Fills shared q, k, v of tokens first .. first + CHUNK - 1 and moves the window past them.
+// Fills shared q, k, v of tokens first .. first + CHUNK - 1 and moves the window past them. The line
+// takes those of the request's `tokens`.
 __device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const ConvWeights& w, int first,
-                                         bf16_bits* line, int head, int rank, const KdaGeometry& geometry) {
+                                         int tokens, bf16_bits* line, int head, int rank, const KdaGeometry& geometry) {
 #pragma unroll
     for (int pass = 0; pass < CONV_PASSES; ++pass) {
         int i = pass * THREADS + threadIdx.x;
@@ -111,7 +112,7 @@ __device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const C
                 if (i < CHANNELS && first == 0) store_bits(line + conv_offset(column, n - 1, geometry), in.window[pass][n]);
 #pragma unroll
             for (int t = 0; t < CHUNK; ++t)
-                if (i < CHANNELS && first + t < TOKENS)
+                if (i < CHANNELS && first + t < tokens)
                     store_bits(line + conv_offset(column, CONV_WIDTH - 2 + first + t, geometry), in.raw[pass][t]);
         }
 #pragma unroll
@@ -133,10 +134,11 @@ __device__ __forceinline__ void convolve(Shared& shared, ConvInputs& in, const C
 }
 
 // Writes the new line of the channels whose index within the head is one of this block's rows:
-// two taps of the window, then the raw inputs. Every block of the cluster has read its window by
+// two taps of the window, then the raw inputs of the request's `tokens`. Every block of the cluster has read its window by
 // now: the norm exchange orders it.
 __device__ __forceinline__ void store_line(const ConvInputs& in, const bf16_bits* qkv, i64 pitch, bf16_bits* line,
-                                           int start, int head, int rank, const KdaGeometry& geometry) {
+                                           int start, int tokens, int head, int rank,
+                                           const KdaGeometry& geometry) {
 #pragma unroll
     for (int pass = 0; pass < CONV_PASSES; ++pass) {
         int i = pass * THREADS + threadIdx.x;
@@ -155,6 +157,6 @@ __device__ __forceinline__ void store_line(const ConvInputs& in, const bf16_bits
         // Every load comes before the first store: the line may overlap its window.
 #pragma unroll
         for (int n = 0; n < TOKENS + CONV_WIDTH - 2; ++n)
-            store_bits(line + conv_offset(column, n, geometry), value[n]);
+            if (n < tokens + CONV_WIDTH - 2) store_bits(line + conv_offset(column, n, geometry), value[n]);
     }
 }

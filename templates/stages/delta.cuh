@@ -59,8 +59,15 @@ __device__ __forceinline__ float row_dot(const float4 (&a)[VECTORS], const float
     return reduce_all<ROW_LANES>(lane_tree(partial));
 }
 
-// One token on this thread's rows. `v` is the own row's value; returns the own row's output.
-__device__ __forceinline__ float delta_rule(RowState& state, Shared& shared, int token, float beta,
+// What one token gives a thread.
+struct TokenResult {
+    float output;    // of the own row
+    float update;    // u of the own row
+    float k_factor;  // 1 / |k|
+};
+
+// One token on this thread's rows. `v` is the own row's value.
+__device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& shared, int token, float beta,
                                             float v, float scale) {
     float4 q[VECTORS], k[VECTORS], decay[VECTORS];
 #pragma unroll
@@ -100,5 +107,5 @@ __device__ __forceinline__ float delta_rule(RowState& state, Shared& shared, int
 #pragma unroll
         for (int j = 0; j < VECTORS; ++j) state.s[i][j] = fma4(u, k[j], state.s[i][j]);
     }
-    return output;
+    return {output, update, k_factor};
 }

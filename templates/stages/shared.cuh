@@ -5,6 +5,10 @@ constexpr int QKV_CHANNELS = 2 * 128 + 128 / VALUE_SPLIT;
 
 constexpr bool STAGED_INPUT = SHARED_GATE;    // F_A passes through shared memory
 
+// Records of one head that are staged at once: as many as 16 tokens leave room for in 48 KiB.
+constexpr int RECORD_CHUNK = 8;
+constexpr int RECORD_FLOATS = 2 * 128 + 128 / VALUE_SPLIT;  // decay, k, and u of this block's rows
+
 struct Shared {
     // SiLU(conv) of the channels this block computes: q, k (not yet normalised), v of its rows. The
     // place of v takes the outputs, before the norm.
@@ -12,6 +16,8 @@ struct Shared {
     alignas(16) float decay[TOKENS][128];
     alignas(16) float partial[TOKENS][NORM_PARTIALS];  // sums of squares of four outputs each
     alignas(16) bf16_bits f_a[STAGED_INPUT ? TOKENS : 1][128];
+    alignas(16) float records[RECORDS ? RECORD_CHUNK : 1][RECORDS ? RECORD_FLOATS : 4];
+    float k_factor[TOKENS];
     u64 gate_barrier;
     u64 norm_barrier;
 

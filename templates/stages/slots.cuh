@@ -1,6 +1,6 @@
 // Which slots a request reads and writes, and whether it is live. Values come from device memory
 // the host never sees, so every one is checked before it becomes an address.
-enum FaultKind : u32 { FAULT_NONE = 0, FAULT_SLOT = 1, FAULT_ACCEPTED = 2, FAULT_NULL_SOURCE = 3 };
+enum FaultKind : u32 { FAULT_NONE = 0, FAULT_SLOT = 1, FAULT_ACCEPTED = 2, FAULT_NULL_SOURCE = 3, FAULT_TOKENS = 4 };
 
 struct FaultRecord {
     u64 first;  // request << 32 | kind of the lowest faulted request; all ones: none
@@ -21,24 +21,27 @@ __device__ __forceinline__ int first_wave() {
 struct SlotValues {
     int own;       // lane l holds column l, or the last one
     int accepted;
+    int tokens;
 };
 
 struct RequestSlots {
     int own;           // lane t holds the checkpoint slot of token t
     int window;        // slot of the conv line: column 0
     int source;        // slot of the state to start from
-    int window_start;  // first tap in the conv line: accepted - 1
+    int window_start;  // first tap in the conv line, and number of records to repeat: accepted - 1
+    int tokens;        // that the request brings, or rows to clear where it is not live
     u32 fault;
     bool live;
 };
 
 // threadIdx.y is 0, but not for the compiler: it would move a slot that it knows to be uniform to a
 // uniform register at once, and wait for it ahead of every load after it.
-__device__ __forceinline__ SlotValues load_slots(const int* row, const int* accepted, int lane,
-                                                 const KdaGeometry& geometry) {
+__device__ __forceinline__ SlotValues load_slots(const int* row, const int* accepted,
+                                                 const int* token_counts, int lane, const KdaGeometry& geometry) {
     SlotValues values;
-    values.own = load_int(row + (VERIFY ? min(lane, geometry.columns - 1) : 0) + threadIdx.y);
+    values.own = load_int(row + (VERIFY && !RECORDS ? min(lane, geometry.columns - 1) : 0) + threadIdx.y);
     values.accepted = VERIFY ? load_int(accepted + threadIdx.y) : 1;
+    values.tokens = RAGGED ? load_int(token_counts + threadIdx.y) : TOKENS;
     return values;
 }
 
@@ -47,28 +50,34 @@ __device__ __forceinline__ RequestSlots resolve_slots(const SlotValues& values, 
                                                       const KdaGeometry& geometry) {
     RequestSlots r;
     r.own = values.own;
+    r.tokens = TOKENS;
     if constexpr (!VERIFY) {
         r.own = r.window = r.source = uniform(values.own);
         r.window_start = 0;
         r.fault = !is_null(r.window) && r.window >= geometry.pool_slots ? FAULT_SLOT : FAULT_NONE;
     } else {
         int count = uniform(values.accepted);
+        int tokens = RAGGED ? uniform(values.tokens) : TOKENS;
+        bool fits = tokens >= 0 && tokens <= TOKENS;
+        if (fits) r.tokens = tokens;
         r.window = uniform(__shfl_sync(FULL_WARP, values.own, 0));
         bool counted = count >= 1 && count <= geometry.columns;
         r.window_start = counted ? count - 1 : 0;
-        // A warp holds the first 32 columns.
-        r.source = uniform(r.window_start < 32 ? __shfl_sync(FULL_WARP, values.own, r.window_start)
-                                               : load_int(row + r.window_start));
-        bool outside = __any_sync(FULL_WARP, lane < TOKENS && r.own >= geometry.pool_slots);
+        // A warp holds the first 32 columns. With records the state is in column 0, whatever was accepted.
+        if constexpr (RECORDS) r.source = r.window;
+        else r.source = uniform(r.window_start < 32 ? __shfl_sync(FULL_WARP, values.own, r.window_start)
+                                                    : load_int(row + r.window_start));
+        bool outside = __any_sync(FULL_WARP, lane < r.tokens && r.own >= geometry.pool_slots);
         r.fault = FAULT_NONE;
-        if (!is_null(r.window)) {
-            if (outside) r.fault = FAULT_SLOT;
+        if (!is_null(r.window) && r.tokens > 0) {
+            if (!fits) r.fault = FAULT_TOKENS;
+            else if (outside) r.fault = FAULT_SLOT;
             else if (!counted) r.fault = FAULT_ACCEPTED;
             else if (is_null(r.source)) r.fault = FAULT_NULL_SOURCE;
             else if (r.source >= geometry.pool_slots) r.fault = FAULT_SLOT;
         }
     }
-    r.live = !is_null(r.window) && r.fault == FAULT_NONE;
+    r.live = !is_null(r.window) && r.fault == FAULT_NONE && r.tokens > 0;
     return r;
 }
 

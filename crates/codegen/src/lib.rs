@@ -34,7 +34,7 @@ pub use schedule::Launch;
 pub use source::Source;
 pub use spec::{
     Arch, ConvLayout, EarlyReads, GateKind, GateSchedule, KernelSpec, Mode, NullRule, Role,
-    StateDtype,
+    Rollback, StateDtype,
 };
 
 /// Width of one head's keys and values, in elements.

@@ -76,6 +76,10 @@ pub enum Presence {
     WithBias,
     /// In verify steps; otherwise the pointer is 0, unread.
     WithVerify,
+    /// In ragged verify steps; otherwise the pointer is 0, unread.
+    WithTokenCounts,
+    /// In verify steps that keep records; otherwise the pointer is 0, unread.
+    WithRecords,
 }
 
 impl Presence {
@@ -85,6 +89,8 @@ impl Presence {
             Presence::Always => "always",
             Presence::WithBias => "with bias",
             Presence::WithVerify => "verify",
+            Presence::WithTokenCounts => "ragged verify",
+            Presence::WithRecords => "verify with records",
         }
     }
 }
@@ -241,6 +247,10 @@ launch_parameters! {
     accepted = pointer(I32 "[requests]" "" Read WithVerify 4);
     /// State pool the step reads; the same address as `state_pool` updates in place.
     state_source = pointer(State "[slots, heads, 128, 128]" "source_slot_stride" Read Always 16);
+    /// Tokens each request brings, 0 to the step's.
+    token_counts = pointer(I32 "[requests]" "" Read WithTokenCounts 4);
+    /// What the delta rule did in each token after the first: decay, k, u.
+    records = pointer(F32 "[slots, records, heads, 3, 128]" "record_slot_stride" ReadWrite WithRecords 16);
     /// Fault record of this prepared object.
     faults = pointer(Fault "[1]" "" ReadWrite Always 8);
     /// Strides and counts.
@@ -285,9 +295,10 @@ geometry! {
     conv_slot_stride: i64 = "Elements between slots of the conv cache.";
     state_slot_stride: i64 = "Elements between slots of the written state pool.";
     source_slot_stride: i64 = "Elements between slots of the read state pool.";
+    record_slot_stride: i64 = "Elements between slots of the record pool.";
     conv_length: i32 = "Positions of one conv line.";
     pool_slots: i32 = "Slots of the pools; a slot value at or above it is a fault.";
-    columns: i32 = "Columns of the slot table; an accepted count above it is a fault.";
+    columns: i32 = "Columns of the slot table, or records of a slot and 1; an accepted count above it is a fault.";
     requests: i32 = "Requests of the launch.";
 }
 

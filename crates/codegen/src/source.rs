@@ -4,8 +4,8 @@
 use serde::Serialize;
 
 use crate::{
-    ConvLayout, EarlyReads, Error, GateKind, GateSchedule, KernelSpec, NullRule, Role, StateDtype,
-    operands,
+    ConvLayout, EarlyReads, Error, GateKind, GateSchedule, KernelSpec, NullRule, Role, Rollback,
+    StateDtype, operands,
 };
 
 const CONSTANTS: &str = include_str!("../templates/constants.cuh.tera");
@@ -54,6 +54,10 @@ const BODY: &[(&str, &str)] = &[
         include_str!("../templates/stages/delta.cuh"),
     ),
     (
+        "stages/records.cuh",
+        include_str!("../templates/stages/records.cuh"),
+    ),
+    (
         "stages/norm.cuh",
         include_str!("../templates/stages/norm.cuh"),
     ),
@@ -85,6 +89,8 @@ struct Constants<'a> {
     heads: usize,
     tokens: usize,
     verify: bool,
+    ragged: bool,
+    records: bool,
     value_split: u32,
     threads: u32,
     row_lanes: u32,
@@ -129,6 +135,8 @@ pub fn render(spec: &KernelSpec) -> Result<Source, Error> {
         heads,
         tokens,
         verify,
+        ragged,
+        rollback,
         conv_bias,
         conv_layout,
         gate,
@@ -158,6 +166,8 @@ pub fn render(spec: &KernelSpec) -> Result<Source, Error> {
         heads,
         tokens,
         verify,
+        ragged,
+        records: rollback == Rollback::Records,
         value_split: mode.value_split,
         threads: mode.threads,
         row_lanes: mode.row_lanes,

@@ -108,6 +108,17 @@ impl StateDtype {
 }
 
 choice! {
+    /// How a verify step leaves a state behind for every number of tokens that may be accepted.
+    Rollback ("rollback", "checkpoints, records") {
+        /// A whole state after every token, each in a slot of its own.
+        Checkpoints = "checkpoints",
+        /// The state after the first token, and a record of 1.5 KiB a head for each later one. The
+        /// next step repeats the accepted ones on the state it reads.
+        Records = "records",
+    }
+}
+
+choice! {
     /// What a kernel may read before the kernel ahead of it in the stream has finished, under
     /// programmatic dependent launch.
     EarlyReads ("early reads", "weights, caches") {
@@ -278,6 +289,10 @@ pub struct KernelSpec {
     /// Whether the step rolls back: it reads accepted counts and writes a checkpoint a token.
     /// A step of more than one token is always a verify step.
     pub verify: bool,
+    /// Whether each request brings a number of tokens of its own, up to `tokens`. Verify steps only.
+    pub ragged: bool,
+    /// What a verify step keeps; [`Rollback::Checkpoints`] in decode steps.
+    pub rollback: Rollback,
     /// Whether the convolution has a bias.
     pub conv_bias: bool,
     /// Order inside a conv cache slot.
@@ -304,6 +319,8 @@ impl KernelSpec {
             heads,
             tokens: 1,
             verify: false,
+            ragged: false,
+            rollback: Rollback::Checkpoints,
             conv_bias: false,
             conv_layout: ConvLayout::DimFirst,
             gate: GateKind::LowerBound,
@@ -363,6 +380,12 @@ impl KernelSpec {
         }
         if self.tokens > 1 && !self.verify {
             return illegal("verify", &false, "true with more than one token");
+        }
+        if self.ragged && !self.verify {
+            return illegal("ragged", &true, "false in a decode step");
+        }
+        if self.rollback == Rollback::Records && !self.verify {
+            return illegal("rollback", &self.rollback, "checkpoints in a decode step");
         }
         let mode = &self.mode;
         if ![1, 2, 4, 8].contains(&mode.value_split) {
@@ -460,6 +483,8 @@ impl KernelSpec {
             heads,
             tokens,
             verify,
+            ragged,
+            rollback,
             conv_bias,
             conv_layout,
             gate,
@@ -472,6 +497,11 @@ impl KernelSpec {
             format!("verify{tokens}")
         } else {
             "decode".into()
+        };
+        let ragged = if *ragged { "_ragged" } else { "" };
+        let rollback = match rollback {
+            Rollback::Checkpoints => "",
+            Rollback::Records => "_records",
         };
         let bias = if *conv_bias { "_bias" } else { "" };
         let state = if *state_dtype == StateDtype::Bf16 {
@@ -487,7 +517,7 @@ impl KernelSpec {
         if *role == Role::Reset {
             return format!("kda_reset_{null_rule}{state}").replace('-', "_");
         }
-        format!("kda_{step}_h{heads}{bias}_{conv_layout}_{gate}_{null_rule}{state}{early}_{mode}")
+        format!("kda_{step}{ragged}{rollback}_h{heads}{bias}_{conv_layout}_{gate}_{null_rule}{state}{early}_{mode}")
             .replace('-', "_")
     }
 }

@@ -38,6 +38,13 @@ pub enum Error {
         /// Tokens of the step.
         tokens: usize,
     },
+    /// Fewer records a slot than tokens after the first.
+    RecordsTooFew {
+        /// Records found.
+        records: usize,
+        /// Tokens of the step.
+        tokens: usize,
+    },
     /// A count that must be at least 1 is 0.
     Zero {
         /// Name of the count.
@@ -75,6 +82,9 @@ impl fmt::Display for Error {
             }
             Error::ColumnsTooFew { columns, tokens } => {
                 write!(f, "slots has {columns} columns, needed {tokens}")
+            }
+            Error::RecordsTooFew { records, tokens } => {
+                write!(f, "records has {records} a slot, needed {}", tokens - 1)
             }
             Error::Zero { count } => write!(f, "{count} is 0, needed 1 or more"),
             Error::ConvWeightLength { found } => {

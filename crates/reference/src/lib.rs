@@ -32,11 +32,12 @@
 //!     norm: &[1.0; 128],
 //!     slots: &[1],
 //!     accepted: None,
+//!     token_counts: None,
 //! };
 //! let mut conv_cache = vec![bf16::ZERO; pool * 3 * d * shape.conv_len];
 //! let mut state = vec![0.0; pool * d * 128];
 //! let mut out = vec![bf16::ZERO; d];
-//! let pools = Pools { conv_cache: &mut conv_cache, state: &mut state };
+//! let pools = Pools { conv_cache: &mut conv_cache, state: &mut state, records: None };
 //! let report = step::run(&shape, &inputs, pools, &mut out).unwrap();
 //! assert!(report.faults.is_empty());
 //! assert!(out.iter().all(|x| x.to_f32() > 0.0));
@@ -44,11 +45,12 @@
 
 pub mod error;
 pub mod oracle;
+pub mod records;
 pub mod shape;
 pub mod step;
 
 pub use error::Error;
 pub use shape::{
-    CONV_WIDTH, ConvLayout, Fault, FaultKind, Gate, HEAD_DIM, Inputs, NullRule, Plan, Pools,
-    Report, Shape, StateType, decode_conv_weight,
+    CONV_WIDTH, ConvLayout, Fault, FaultKind, Gate, HEAD_DIM, Inputs, Metadata, NullRule, Plan,
+    Pools, RecordShape, Report, Shape, StateType, decode_conv_weight,
 };

@@ -25,7 +25,7 @@ const SUM: f64 = 16.0 * UNIT;
 /// Spacing of f32 near 0.
 const TINY: f64 = f32::MIN_POSITIVE as f64 / (1u64 << 23) as f64;
 
-/// What one live request must give.
+/// What one live request must give. `tokens` is the number that it brings.
 #[derive(Clone, Debug)]
 pub struct Exact {
     /// Output `[tokens, d]`, before rounding.
@@ -76,7 +76,8 @@ impl<'a> Oracle<'a> {
         conv_cache: &'a [bf16],
         state: &'a [f32],
     ) -> Result<Self, Error> {
-        shape.validate(inputs, conv_cache, state)?;
+        let no_records = Shape { records: None, ..*shape };
+        no_records.validate(inputs, conv_cache, state, None)?;
         let f_b = inputs.f_b.iter().map(|x| x.to_f64()).collect();
         Ok(Oracle {
             shape,
@@ -99,8 +100,7 @@ impl<'a> Oracle<'a> {
     }
 
     fn plan(&self, request: usize) -> Plan {
-        self.shape
-            .plan(self.inputs.slots, self.inputs.accepted, request)
+        self.shape.plan(&self.inputs.metadata(), request)
     }
 
     /// As [`request`](Self::request), from a state `[heads, 128 values, 128 keys]` of the caller's in
@@ -110,11 +110,17 @@ impl<'a> Oracle<'a> {
     ///
     /// If `state` has another length.
     pub fn request_from(&self, request: usize, state: &[f64]) -> Option<Exact> {
-        let Plan::Live { first, offset, .. } = self.plan(request) else {
+        let Plan::Live {
+            first,
+            offset,
+            checkpoints,
+            ..
+        } = self.plan(request)
+        else {
             return None;
         };
         assert_eq!(state.len(), self.shape.dim() * HEAD_DIM);
-        let Shape { heads, tokens, .. } = *self.shape;
+        let (heads, tokens) = (self.shape.heads, checkpoints.len());
         let (dim, size) = (self.shape.dim(), HEAD_DIM * HEAD_DIM);
         let history = self.history(request, first, offset);
         let mut exact = Exact {
@@ -126,14 +132,14 @@ impl<'a> Oracle<'a> {
             line: Vec::with_capacity(3 * dim * (tokens + 2)),
             decay: (f64::INFINITY, f64::NEG_INFINITY),
         };
-        for channel in history.chunks_exact(3 + tokens) {
-            exact.line.extend_from_slice(&channel[1..]);
+        for channel in history.chunks_exact(3 + self.shape.tokens) {
+            exact.line.extend_from_slice(&channel[1..3 + tokens]);
         }
         for head in 0..heads {
             let mut state = state[head * size..(head + 1) * size].to_vec();
             let mut error = vec![0.0; size];
             for token in 0..tokens {
-                let row = request * tokens + token;
+                let row = request * self.shape.tokens + token;
                 let result = self.head_step(&history, row, token, head, &mut state, &mut error);
                 exact.decay.0 = exact.decay.0.min(result.decay.0);
                 exact.decay.1 = exact.decay.1.max(result.decay.1);

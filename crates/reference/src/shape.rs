@@ -3,6 +3,7 @@
 use half::bf16;
 
 use crate::Error;
+use crate::records::RECORD_SIZE;
 
 /// Keys and values of one head.
 pub const HEAD_DIM: usize = 128;
@@ -59,6 +60,16 @@ pub enum StateType {
     Bf16,
 }
 
+/// The record pool `[slots, count, heads, 3, 128]` of steps that keep one state and records: see
+/// [`crate::records`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordShape {
+    /// Records of a slot; `accepted` lies in `1..=count + 1`.
+    pub count: usize,
+    /// Elements between slots.
+    pub slot_stride: usize,
+}
+
 /// Everything about a launch that is not data. Lengths and strides are elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
@@ -68,7 +79,8 @@ pub struct Shape {
     pub requests: usize,
     /// Tokens of each request.
     pub tokens: usize,
-    /// Columns of `slots` that a launch may read; `accepted` lies in `1..=columns`.
+    /// Columns of `slots` that a launch may read; `accepted` lies in `1..=columns`. With records the
+    /// first column alone is read.
     pub columns: usize,
     /// Positions of one convolution line.
     pub conv_len: usize,
@@ -92,6 +104,8 @@ pub struct Shape {
     pub gate: Gate,
     /// Stored state element.
     pub state_type: StateType,
+    /// A state after the first token and a record of each later one; absent: a state after each.
+    pub records: Option<RecordShape>,
     /// Added to the mean square of the output norm.
     pub eps: f32,
     /// Factor of the normalised query.
@@ -120,6 +134,7 @@ impl Shape {
             null_rule: NullRule::NonPositive,
             gate,
             state_type: StateType::F32,
+            records: None,
             eps: 1e-5,
             scale: (HEAD_DIM as f32).powf(-0.5),
         }
@@ -154,42 +169,81 @@ impl Shape {
         slot * self.state_slot_stride + head * HEAD_DIM * HEAD_DIM
     }
 
+    /// Element of the record pool where record `index` of `slot` and `head` starts.
+    pub fn record_index(&self, records: &RecordShape, slot: usize, index: usize, head: usize) -> usize {
+        slot * records.slot_stride + (index * self.heads + head) * RECORD_SIZE
+    }
+
+    /// Largest legal `accepted`.
+    pub fn accepted_limit(&self) -> usize {
+        self.records.map_or(self.columns, |records| records.count + 1)
+    }
+
+    /// Rows of `out` that `request` owns: its token count, or all where there is none or it is out of
+    /// range.
+    pub fn tokens_of(&self, token_counts: Option<&[i32]>, request: usize) -> usize {
+        token_counts
+            .and_then(|counts| usize::try_from(counts[request]).ok())
+            .map_or(self.tokens, |count| count.min(self.tokens))
+    }
+
     /// What `request` does, judged from the metadata alone.
     ///
-    /// The first slot decides whether the request is null, before anything else is looked at.
-    /// Then every value that the step would use must be usable: the slots of the tokens,
-    /// `accepted` and the source slot. Columns beyond those are never looked at.
-    pub fn plan(&self, slots: &[i32], accepted: Option<&[i32]>, request: usize) -> Plan {
-        let row = &slots[request * self.slots_stride..][..self.columns];
-        if self.null_rule.is_null(row[0]) {
+    /// A request without tokens is null, whatever its slots. Otherwise the first slot decides whether
+    /// it is, before anything else is looked at. Then every value that the step would use must be
+    /// usable: the number of tokens, their slots, `accepted` and the source slot. Columns beyond those
+    /// are never looked at.
+    pub fn plan(&self, metadata: &Metadata<'_>, request: usize) -> Plan {
+        let columns = if self.records.is_some() { 1 } else { self.columns };
+        let row = &metadata.slots[request * self.slots_stride..][..columns];
+        let tokens = self.tokens_of(metadata.token_counts, request);
+        if tokens == 0 && metadata.token_counts.is_some_and(|counts| counts[request] == 0)
+            || self.null_rule.is_null(row[0])
+        {
             return Plan::Null;
         }
-        if let Some(kind) = self.fault(row, accepted.map(|a| a[request])) {
+        if let Some(kind) = self.fault(row, metadata, request) {
             return Plan::Fault(kind);
         }
-        let accepted = accepted.map_or(1, |a| a[request]) as usize;
+        let offset = metadata.accepted.map_or(1, |a| a[request]) as usize - 1;
+        let live = |&slot: &i32| (!self.null_rule.is_null(slot)).then_some(slot as usize);
+        let first = row[0] as usize;
         Plan::Live {
-            first: row[0] as usize,
-            source: row[accepted - 1] as usize,
-            offset: accepted - 1,
-            checkpoints: row[..self.tokens]
-                .iter()
-                .map(|&slot| (!self.null_rule.is_null(slot)).then_some(slot as usize))
-                .collect(),
+            first,
+            source: match self.records {
+                Some(_) => first,
+                None => row[offset] as usize,
+            },
+            offset,
+            checkpoints: match self.records {
+                Some(_) => (0..tokens).map(|t| (t == 0).then_some(first)).collect(),
+                None => row[..tokens].iter().map(live).collect(),
+            },
         }
     }
 
     /// Why a request whose first slot is not null is at fault. Where several reasons hold, the one
-    /// reported is the first of: a token's slot beyond the pool, `accepted` out of range, a null
-    /// source, a source beyond the pool.
-    fn fault(&self, row: &[i32], accepted: Option<i32>) -> Option<FaultKind> {
+    /// reported is the first of: a token count out of range, a token's slot beyond the pool,
+    /// `accepted` out of range, a null source, a source beyond the pool.
+    fn fault(&self, row: &[i32], metadata: &Metadata<'_>, request: usize) -> Option<FaultKind> {
         let beyond = |slot: i32| slot >= 0 && slot as usize >= self.pool_slots;
-        if row[..self.tokens].iter().any(|&slot| beyond(slot)) {
+        let tokens = match metadata.token_counts {
+            None => self.tokens,
+            Some(counts) => match usize::try_from(counts[request]) {
+                Ok(count) if count <= self.tokens => count,
+                _ => return Some(FaultKind::TokensOutOfRange),
+            },
+        };
+        let own = if self.records.is_some() { 1 } else { tokens };
+        if row[..own].iter().any(|&slot| beyond(slot)) {
             return Some(FaultKind::SlotOutOfRange);
         }
-        let accepted = accepted.unwrap_or(1);
-        if accepted < 1 || accepted as usize > self.columns {
+        let accepted = metadata.accepted.map_or(1, |a| a[request]);
+        if accepted < 1 || accepted as usize > self.accepted_limit() {
             return Some(FaultKind::AcceptedOutOfRange);
+        }
+        if self.records.is_some() {
+            return None;
         }
         let source = row[accepted as usize - 1];
         if self.null_rule.is_null(source) {
@@ -208,19 +262,29 @@ impl Shape {
         inputs: &Inputs<'_>,
         conv_cache: &[bf16],
         state: &[f32],
+        records: Option<&[f32]>,
     ) -> Result<(), Error> {
         for (count, value) in [("heads", self.heads), ("tokens", self.tokens)] {
             if value == 0 {
                 return Err(Error::Zero { count });
             }
         }
-        if self.columns < self.tokens {
+        let columns = if self.records.is_some() { 1 } else { self.tokens };
+        if self.columns < columns {
             return Err(Error::ColumnsTooFew {
                 columns: self.columns,
+                tokens: columns,
+            });
+        }
+        if let Some(shape) = self.records
+            && shape.count + 1 < self.tokens
+        {
+            return Err(Error::RecordsTooFew {
+                records: shape.count,
                 tokens: self.tokens,
             });
         }
-        let needed = CONV_WIDTH - 1 + self.columns - 1;
+        let needed = CONV_WIDTH - 1 + self.accepted_limit() - 1;
         if self.conv_len < needed {
             return Err(Error::ConvLineTooShort {
                 conv_len: self.conv_len,
@@ -230,12 +294,18 @@ impl Shape {
         let (dim, rows) = (self.dim(), self.rows());
         let conv_slot = 3 * dim * self.conv_len;
         let state_slot = dim * HEAD_DIM;
+        let record_slot = |shape: &RecordShape| shape.count * self.heads * RECORD_SIZE;
         for (operand, stride, needed) in [
             ("projected", self.pitch, self.used_columns()),
             ("out", self.out_stride, dim),
             ("slots", self.slots_stride, self.columns),
             ("conv cache", self.conv_slot_stride, conv_slot),
             ("state", self.state_slot_stride, state_slot),
+            (
+                "records",
+                self.records.map_or(0, |shape| shape.slot_stride),
+                self.records.as_ref().map_or(0, record_slot),
+            ),
         ] {
             if stride < needed {
                 return Err(Error::StrideTooSmall {
@@ -283,6 +353,18 @@ impl Shape {
                 self.requests,
             ),
             (
+                "token counts",
+                inputs.token_counts.map_or(self.requests, <[i32]>::len),
+                self.requests,
+            ),
+            (
+                "records",
+                records.map_or(0, <[f32]>::len),
+                self.records.as_ref().map_or(0, |shape| {
+                    reach(self.pool_slots, shape.slot_stride, record_slot(shape))
+                }),
+            ),
+            (
                 "conv cache",
                 conv_cache.len(),
                 reach(self.pool_slots, self.conv_slot_stride, conv_slot),
@@ -311,7 +393,7 @@ impl Shape {
 ///
 /// `projected` bf16 `[rows, pitch]`; `conv_weight` f32 `[3, 4, d]` ([`decode_conv_weight`]);
 /// `conv_bias` f32 `[3d]`; `f_b` bf16 `[d, 128]`; `a_log`, `dt_bias`, `norm` f32 `[heads]`, `[d]`,
-/// `[128]`; `slots` i32 `[requests, slots_stride]`; `accepted` i32 `[requests]`.
+/// `[128]`; `slots` i32 `[requests, slots_stride]`; `accepted`, `token_counts` i32 `[requests]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     /// Packed projection.
@@ -332,6 +414,30 @@ pub struct Inputs<'a> {
     pub slots: &'a [i32],
     /// Accepted tokens of each request's previous step; absent for decode, which reads as 1.
     pub accepted: Option<&'a [i32]>,
+    /// Tokens that each request brings, `0..=tokens`; absent: all of them.
+    pub token_counts: Option<&'a [i32]>,
+}
+
+impl<'a> Inputs<'a> {
+    /// The part that decides what a request does.
+    pub fn metadata(&self) -> Metadata<'a> {
+        Metadata {
+            slots: self.slots,
+            accepted: self.accepted,
+            token_counts: self.token_counts,
+        }
+    }
+}
+
+/// What decides which slots a request reads and writes; see [`Inputs`].
+#[derive(Clone, Copy, Debug)]
+pub struct Metadata<'a> {
+    /// Slot of each request and token.
+    pub slots: &'a [i32],
+    /// Accepted tokens of each request's previous step.
+    pub accepted: Option<&'a [i32]>,
+    /// Tokens that each request brings.
+    pub token_counts: Option<&'a [i32]>,
 }
 
 /// The pools that a step updates in place.
@@ -341,6 +447,8 @@ pub struct Pools<'a> {
     pub conv_cache: &'a mut [bf16],
     /// Recurrent state, f32 (bf16 values are widened), value-major with keys contiguous.
     pub state: &'a mut [f32],
+    /// Record pool, f32 `[slots, count, heads, 3, 128]`, where the shape has records.
+    pub records: Option<&'a mut [f32]>,
 }
 
 /// Why a request is treated as null although its first slot is not.
@@ -348,10 +456,12 @@ pub struct Pools<'a> {
 pub enum FaultKind {
     /// A slot is not below the pool's slot count.
     SlotOutOfRange = 1,
-    /// `accepted` lies outside `1..=columns`.
+    /// `accepted` lies outside `1..=columns`, or outside `1..=count + 1` with records.
     AcceptedOutOfRange = 2,
     /// The source slot of a live request is null.
     NullSource = 3,
+    /// A token count lies outside `0..=tokens`.
+    TokensOutOfRange = 4,
 }
 
 impl FaultKind {
@@ -366,6 +476,7 @@ impl FaultKind {
             FaultKind::SlotOutOfRange,
             FaultKind::AcceptedOutOfRange,
             FaultKind::NullSource,
+            FaultKind::TokensOutOfRange,
         ]
         .into_iter()
         .find(|kind| kind.code() == code)
@@ -391,7 +502,7 @@ pub struct Report {
 /// What one request does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Output rows +0, nothing touched.
+    /// Output rows ([`Shape::tokens_of`]) +0, nothing touched.
     Null,
     /// As `Null`, and reported.
     Fault(FaultKind),
@@ -403,7 +514,8 @@ pub enum Plan {
         source: usize,
         /// Position where the convolution window starts.
         offset: usize,
-        /// Slot of each token's state; null slots keep nothing.
+        /// Slot of the state after each token the request brings; nothing is kept in null slots, and
+        /// with records after the first.
         checkpoints: Vec<Option<usize>>,
     },
 }

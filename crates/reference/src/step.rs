@@ -5,13 +5,14 @@
 
 use half::bf16;
 
+use crate::records::{RECORD_SIZE, repeat};
 use crate::{
     CONV_WIDTH, Error, Fault, Gate, HEAD_DIM, Inputs, Plan, Pools, Report, Shape, StateType,
 };
 
 /// Computes one launch in place and rounds `out` to bf16.
 ///
-/// **Shapes**: `out` bf16 `[rows, out_stride]`, written in place, every row of the batch.
+/// **Shapes**: `out` bf16 `[rows, out_stride]`, written in place, every row that a request brings.
 ///
 /// # Errors
 ///
@@ -64,24 +65,45 @@ fn run_into(
     pools: Pools<'_>,
     mut write: impl FnMut(usize, f32),
 ) -> Result<Report, Error> {
-    shape.validate(inputs, pools.conv_cache, pools.state)?;
+    let Pools {
+        conv_cache,
+        state,
+        mut records,
+    } = pools;
+    shape.validate(inputs, conv_cache, state, records.as_deref())?;
     let mut report = Report::default();
     for request in 0..shape.requests {
-        match shape.plan(inputs.slots, inputs.accepted, request) {
+        match shape.plan(&inputs.metadata(), request) {
             Plan::Live {
                 first,
                 source,
                 offset,
                 checkpoints,
             } => {
-                let (conv, state) = (&mut *pools.conv_cache, &mut *pools.state);
-                let history = history(shape, inputs, conv, request, first, offset);
+                let history = history(shape, inputs, conv_cache, request, first, offset);
+                // Where record `index` of a head lies, in a shape with records.
+                let place = |index, head| {
+                    let start = shape
+                        .records
+                        .map(|records| shape.record_index(&records, first, index, head));
+                    start.map(|start| start..start + RECORD_SIZE)
+                };
                 for head in 0..shape.heads {
                     let mut current = matrix(shape, state, source, head).to_vec();
+                    for index in 0..offset {
+                        if let (Some(pool), Some(place)) = (&records, place(index, head)) {
+                            repeat(&mut current, &pool[place], shape.state_type);
+                        }
+                    }
                     for (token, checkpoint) in checkpoints.iter().enumerate() {
                         let row = request * shape.tokens + token;
-                        let values =
+                        let (values, record) =
                             head_step(shape, inputs, &history, row, token, head, &mut current);
+                        if let (Some(pool), Some(index)) = (&mut records, token.checked_sub(1))
+                            && let Some(place) = place(index, head)
+                        {
+                            pool[place].copy_from_slice(&record);
+                        }
                         for (v, value) in values.into_iter().enumerate() {
                             write(row * shape.out_stride + head * HEAD_DIM + v, value);
                         }
@@ -97,8 +119,8 @@ fn run_into(
                     }
                 }
                 for channel in 0..3 * shape.dim() {
-                    for position in 0..shape.tokens + 2 {
-                        conv[shape.conv_index(first, channel, position)] =
+                    for position in 0..checkpoints.len() + 2 {
+                        conv_cache[shape.conv_index(first, channel, position)] =
                             history[channel * (3 + shape.tokens) + position + 1];
                     }
                 }
@@ -107,7 +129,9 @@ fn run_into(
                 if let Plan::Fault(kind) = plan {
                     report.faults.push(Fault { request, kind });
                 }
-                for row in request * shape.tokens..(request + 1) * shape.tokens {
+                let first_row = request * shape.tokens;
+                let rows = shape.tokens_of(inputs.token_counts, request);
+                for row in first_row..first_row + rows {
                     for column in 0..shape.dim() {
                         write(row * shape.out_stride + column, 0.0);
                     }
@@ -144,7 +168,8 @@ fn history(
     history
 }
 
-/// One token of one head: updates the `[128 values, 128 keys]` state, returns 128 outputs.
+/// One token of one head: updates the `[128 values, 128 keys]` state, returns 128 outputs
+/// and the token's record.
 fn head_step(
     shape: &Shape,
     inputs: &Inputs<'_>,
@@ -153,7 +178,7 @@ fn head_step(
     token: usize,
     head: usize,
     state: &mut [f32],
-) -> [f32; HEAD_DIM] {
+) -> ([f32; HEAD_DIM], [f32; RECORD_SIZE]) {
     let dim = shape.dim();
     let projected = &inputs.projected[row * shape.pitch..][..shape.used_columns()];
 
@@ -190,6 +215,9 @@ fn head_step(
     });
     let beta = sigmoid(projected[4 * dim + HEAD_DIM + head].to_f32());
 
+    let mut record = [0.0; RECORD_SIZE];
+    record[..HEAD_DIM].copy_from_slice(&decay);
+    record[HEAD_DIM..2 * HEAD_DIM].copy_from_slice(&k);
     let mut o = [0.0; HEAD_DIM];
     for (value, line) in state.chunks_exact_mut(HEAD_DIM).enumerate() {
         let mut recalled = 0.0;
@@ -198,6 +226,7 @@ fn head_step(
             recalled += line[key] * k[key];
         }
         let u = beta * (v[value] - recalled);
+        record[2 * HEAD_DIM + value] = u;
         for key in 0..HEAD_DIM {
             line[key] += u * k[key];
             o[value] += line[key] * q[key];
@@ -207,7 +236,8 @@ fn head_step(
     let square: f32 = o.iter().map(|x| x * x).sum();
     let o_norm = 1.0 / (square / HEAD_DIM as f32 + shape.eps).sqrt();
     let gate = &projected[3 * dim + head * HEAD_DIM..][..HEAD_DIM];
-    std::array::from_fn(|i| o[i] * o_norm * inputs.norm[i] * sigmoid(gate[i].to_f32()))
+    let out = std::array::from_fn(|i| o[i] * o_norm * inputs.norm[i] * sigmoid(gate[i].to_f32()));
+    (out, record)
 }
 
 fn inverse_norm(x: &[f32; HEAD_DIM]) -> f32 {

@@ -5,7 +5,7 @@ use std::fmt;
 use kda_codegen::schedule::MAX_REQUESTS;
 use kda_codegen::{
     Arch, ConvLayout, EarlyReads, GateKind, GateSchedule, KernelSpec, MAX_TOKENS, Mode, NullRule,
-    Role, StateDtype,
+    Role, Rollback, StateDtype,
 };
 
 use crate::{Error, PolicyFile};
@@ -34,6 +34,11 @@ pub struct Config {
     pub null_rule: NullRule,
     /// Element type of the state pool.
     pub state_dtype: StateDtype,
+    /// What a verify step keeps. One setting for all steps: a step can only start from what the one
+    /// before it left.
+    pub rollback: Rollback,
+    /// Whether verify steps take a number of tokens for each request.
+    pub ragged: bool,
     /// What may be read before the kernel ahead has finished.
     pub early_reads: EarlyReads,
     /// Factor of the normalised query, 128^−½ in every known model.
@@ -44,7 +49,7 @@ pub struct Config {
 
 impl Config {
     /// Settings of Kimi K3: no conv bias, dim-first cache, lower bound −5, null slots ≤ 0, f32
-    /// state, weights read early.
+    /// state, checkpoints, as many tokens for every request, weights read early.
     pub fn kimi_k3(heads: usize) -> Config {
         Config {
             heads,
@@ -53,6 +58,8 @@ impl Config {
             gate: Gate::LowerBound(-5.0),
             null_rule: NullRule::NonPositive,
             state_dtype: StateDtype::F32,
+            rollback: Rollback::Checkpoints,
+            ragged: false,
             early_reads: EarlyReads::Weights,
             // 128^−½, to the last bit.
             scale: std::f32::consts::SQRT_2 / 16.0,
@@ -89,6 +96,11 @@ impl Config {
             heads: self.heads,
             tokens: kind.tokens(),
             verify: kind.is_verify(),
+            ragged: self.ragged && kind.is_verify(),
+            rollback: match kind {
+                StepKind::Decode => Rollback::Checkpoints,
+                StepKind::Verify(_) => self.rollback,
+            },
             conv_bias: self.conv_bias,
             conv_layout: self.conv_layout,
             gate: match self.gate {
@@ -108,7 +120,7 @@ impl Config {
 pub enum StepKind {
     /// One token a request, from the state in its slot.
     Decode,
-    /// This many tokens a request, from the checkpoint that `accepted` chooses.
+    /// This many tokens a request, from the checkpoint or the records that `accepted` chooses.
     Verify(usize),
 }
 

@@ -139,6 +139,13 @@ pub enum Error {
         /// Columns needed.
         needed: usize,
     },
+    /// The record pool has fewer records a slot than the step has tokens after its first.
+    RecordsTooFew {
+        /// Records found.
+        found: usize,
+        /// Records needed.
+        needed: usize,
+    },
     /// A setting has a value that no step computes with.
     IllegalSetting {
         /// Setting's name.
@@ -311,6 +318,9 @@ impl fmt::Display for Error {
             }
             Error::ColumnsTooFew { found, needed } => {
                 write!(f, "slots has {found} columns, {needed} needed")
+            }
+            Error::RecordsTooFew { found, needed } => {
+                write!(f, "records has {found} records a slot, {needed} needed")
             }
             Error::IllegalSetting {
                 setting,

@@ -48,7 +48,7 @@ impl fmt::Display for KernelKey {
 pub(crate) type Field = (&'static str, String);
 
 /// How many leading fields of [`Identity::fields`] are the specialisation's.
-pub(crate) const SPEC_FIELDS: usize = 12;
+pub(crate) const SPEC_FIELDS: usize = 14;
 
 /// A kernel before it is compiled.
 pub(crate) struct Identity {
@@ -68,6 +68,8 @@ impl Identity {
             heads,
             tokens,
             verify,
+            ragged,
+            rollback,
             conv_bias,
             conv_layout,
             gate,
@@ -82,6 +84,8 @@ impl Identity {
             ("heads", heads.to_string()),
             ("tokens", tokens.to_string()),
             ("verify", verify.to_string()),
+            ("ragged", ragged.to_string()),
+            ("rollback", rollback.to_string()),
             ("conv_bias", conv_bias.to_string()),
             ("conv_layout", conv_layout.to_string()),
             ("gate", gate.to_string()),

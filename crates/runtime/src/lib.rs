@@ -43,14 +43,14 @@ pub use cache::{CACHE_VARIABLE, DiskCache};
 pub use config::{Config, Gate, Policies, Policy, StepKind, Target};
 pub use device::{Device, Stream};
 pub use error::Error;
-pub use kda_codegen::{Arch, ConvLayout, EarlyReads, Mode, NullRule, StateDtype};
+pub use kda_codegen::{Arch, ConvLayout, EarlyReads, Mode, NullRule, Rollback, StateDtype};
 pub use kernels::{Kernel, KernelSources, Kernels, Origin};
 pub use key::KernelKey;
 pub use policy_file::{Measurement, PolicyDefect, PolicyEntry, PolicyFile};
 pub use prepared::{FaultKind, Faults, KernelInfo, PreparedKda};
 pub use reset::{PlannedReset, PreparedReset, Reset, plan_reset};
 pub use step::{
-    Buffer, ConvCache, Plan, Planned, Projected, ProjectionLayout, Rows, Slots, StatePool, Step,
-    Weights,
+    Buffer, ConvCache, Plan, Planned, Projected, ProjectionLayout, RecordPool, Rows, Slots,
+    StatePool, Step, Weights,
 };
 pub use weights::{ConvWeight, decode_conv_weight};

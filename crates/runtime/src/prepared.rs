@@ -15,10 +15,12 @@ use crate::{
 pub enum FaultKind {
     /// A slot is not below the pools' slot count.
     SlotOutOfRange,
-    /// An accepted count is outside 1..=columns.
+    /// An accepted count is outside 1..=columns, or outside 1..=records + 1.
     AcceptedOutOfRange,
     /// The source slot of a live request is null.
     NullSource,
+    /// A token count is outside 0..=tokens.
+    TokensOutOfRange,
 }
 
 /// What went wrong on the device since the last look. A refused request wrote +0 to its rows and
@@ -42,6 +44,7 @@ impl Faults {
         let kind = match record.first as u32 {
             2 => FaultKind::AcceptedOutOfRange,
             3 => FaultKind::NullSource,
+            4 => FaultKind::TokensOutOfRange,
             _ => FaultKind::SlotOutOfRange,
         };
         Some(Faults {
@@ -155,7 +158,7 @@ impl PreparedKda {
     /// until the launch has finished; no other work writes what the step reads, or touches what
     /// it writes, meanwhile. Live slots are distinct over the batch. With
     /// [`EarlyReads::Caches`](kda_codegen::EarlyReads::Caches), the kernel directly ahead in the
-    /// stream does not write conv cache, state, slots or accepted.
+    /// stream does not write conv cache, state, records, slots, accepted or token counts.
     #[inline]
     pub unsafe fn run(&self, stream: Stream, step: &Step) -> Result<(), Error> {
         let Some(mut planned) = self.plan.step(step, self.faults.address)? else {

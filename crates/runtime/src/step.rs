@@ -1,7 +1,7 @@
 //! One step's operands, their checks, and the plain launch description made of them. No CUDA.
 
 use kda_codegen::operands::{Arguments, Geometry};
-use kda_codegen::{Arch, CONV_WIDTH, GATE_RANK, HEAD_DIM, KernelSpec, Launch};
+use kda_codegen::{Arch, CONV_WIDTH, GATE_RANK, HEAD_DIM, KernelSpec, Launch, Rollback};
 
 use crate::config::KINDS;
 use crate::{Config, Error, Gate, Policies, StepKind};
@@ -170,6 +170,62 @@ impl StatePool {
     }
 }
 
+/// f32 elements of one record: decay, k and u of a head.
+pub(crate) const RECORD_SIZE: usize = 3 * HEAD_DIM;
+
+/// The record pool of [`Rollback::Records`]: f32 `[slots, count, heads, 3, 128]`, a slot contiguous.
+/// The slots are those of the state pool.
+///
+/// Record `i` of a slot says what the delta rule did in token `i + 1` of the slot's last verify step:
+/// the decay and the normalised k of every key, and u of every value. It belongs to the state in that
+/// slot, which is the one after the step's first token: whoever copies or swaps a state takes its
+/// records along, until a step with 1 accepted token follows. What a record holds before the first
+/// verify step of a request is never read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordPool {
+    /// The memory, f32, 16-byte aligned.
+    pub buffer: Buffer,
+    /// Elements between slots, a multiple of 16 bytes.
+    pub slot_stride: i64,
+    /// Records of a slot: at least the step's tokens − 1, and those of the step before.
+    pub count: usize,
+}
+
+impl RecordPool {
+    fn width(&self, heads: usize) -> usize {
+        (self.count * heads).saturating_mul(RECORD_SIZE)
+    }
+
+    fn check(&self, heads: usize, tokens: usize, slots: usize) -> Result<(), Error> {
+        let operand = "records";
+        if self.count + 1 < tokens {
+            return Err(Error::RecordsTooFew {
+                found: self.count,
+                needed: tokens - 1,
+            });
+        }
+        if self.count == 0 {
+            return Ok(());
+        }
+        let width = self.width(heads);
+        strided(operand, self.buffer, self.slot_stride, slots, width, 16)?;
+        if self.slot_stride % 4 != 0 {
+            return Err(Error::Misaligned {
+                operand,
+                value: self.slot_stride.saturating_mul(4) as u64,
+                alignment_bytes: 16,
+            });
+        }
+        Ok(())
+    }
+
+    fn extent(&self, heads: usize, slots: usize) -> Extent {
+        let slots = if self.count == 0 { 0 } else { slots };
+        let width = self.width(heads);
+        Extent::new(self.buffer.address, self.slot_stride, width, slots, 4)
+    }
+}
+
 /// The conv cache: `[slots, 3 dim, length]` or `[slots, length, 3 dim]`, a slot contiguous.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConvCache {
@@ -177,7 +233,7 @@ pub struct ConvCache {
     pub buffer: Buffer,
     /// Elements between slots.
     pub slot_stride: i64,
-    /// Positions of a line, at least 3 + columns − 1.
+    /// Positions of a line, at least 3 + columns − 1, or 3 + records.
     pub length: usize,
 }
 
@@ -195,7 +251,7 @@ pub struct Slots {
     pub buffer: Buffer,
     /// Elements between rows.
     pub stride: i64,
-    /// Columns, at least the step's tokens.
+    /// Columns, at least the step's tokens; with records only the first is read.
     pub columns: usize,
 }
 
@@ -222,8 +278,22 @@ pub struct Step {
     pub slots: Slots,
     /// i32 `[requests]`, for verify steps.
     pub accepted: Option<Buffer>,
+    /// i32 `[requests]`, for ragged verify steps: how many of its rows a request brings, 0 to the
+    /// step's tokens. It is served as a step of so many tokens would serve it; its other rows of
+    /// `out` keep their bytes, and with 0 nothing of the request is touched.
+    pub token_counts: Option<Buffer>,
+    /// For verify steps with [`Rollback::Records`], updated in place.
+    pub records: Option<RecordPool>,
     /// bf16 `[rows, dim]`, written.
     pub out: Rows,
+}
+
+impl Step {
+    /// Largest accepted count.
+    fn accepted_limit(&self) -> usize {
+        self.records
+            .map_or(self.slots.columns, |records| records.count + 1)
+    }
 }
 
 /// One launch as plain data: what the CUDA driver or an emulator needs.
@@ -360,6 +430,8 @@ impl Plan {
             f_b: weights.f_b.address,
             accepted: step.accepted.map_or(0, |accepted| accepted.address),
             state_source: source.buffer.address,
+            token_counts: step.token_counts.map_or(0, |counts| counts.address),
+            records: step.records.map_or(0, |records| records.buffer.address),
             faults,
             geometry: Geometry {
                 qkv_pitch: projected.qkv.stride,
@@ -371,9 +443,10 @@ impl Plan {
                 conv_slot_stride: step.conv_cache.slot_stride,
                 state_slot_stride: step.state.slot_stride,
                 source_slot_stride: source.slot_stride,
+                record_slot_stride: step.records.map_or(0, |records| records.slot_stride),
                 conv_length: step.conv_cache.length as i32,
                 pool_slots: step.pool_slots as i32,
-                columns: step.slots.columns as i32,
+                columns: step.accepted_limit() as i32,
                 requests: step.requests as i32,
             },
         };
@@ -393,6 +466,7 @@ impl Plan {
             ("pool_slots", step.pool_slots),
             ("conv_cache length", step.conv_cache.length),
             ("slots columns", step.slots.columns),
+            ("records", step.records.map_or(0, |records| records.count + 1)),
         ] {
             if found > i32::MAX as usize {
                 return Err(Error::TooLarge {
@@ -402,15 +476,33 @@ impl Plan {
                 });
             }
         }
-        let columns = step.slots.columns;
-        if columns < tokens {
+        let verify = step.kind.is_verify();
+        let with_records = verify && self.config.rollback == Rollback::Records;
+        match (step.records, with_records) {
+            (Some(records), true) => records.check(heads, tokens, step.pool_slots)?,
+            (None, true) => return Err(Error::OperandMissing { operand: "records" }),
+            (Some(_), false) => {
+                return Err(Error::OperandUnexpected {
+                    operand: "records",
+                    setting: if verify {
+                        "verify steps keep checkpoints"
+                    } else {
+                        "the step is a decode step"
+                    },
+                });
+            }
+            (None, false) => {}
+        }
+        let columns = if with_records { 1 } else { step.slots.columns };
+        let needed = if with_records { 1 } else { tokens };
+        if step.slots.columns < needed {
             return Err(Error::ColumnsTooFew {
-                found: columns,
-                needed: tokens,
+                found: step.slots.columns,
+                needed,
             });
         }
         // A decode step reads one window, however wide the table is.
-        let offsets = if step.kind.is_verify() { columns } else { 1 };
+        let offsets = if verify { step.accepted_limit() } else { 1 };
         let needed = CONV_WIDTH - 1 + offsets - 1;
         if step.conv_cache.length < needed {
             return Err(Error::ConvLineTooShort {
@@ -447,7 +539,20 @@ impl Plan {
         optional(
             "accepted",
             step.accepted,
-            (step.kind.is_verify(), "the step is a decode step"),
+            (verify, "the step is a decode step"),
+            step.requests,
+        )?;
+        optional(
+            "token_counts",
+            step.token_counts,
+            (
+                verify && self.config.ragged,
+                if verify {
+                    "the configuration is not ragged"
+                } else {
+                    "the step is a decode step"
+                },
+            ),
             step.requests,
         )?;
         strided(
@@ -455,7 +560,7 @@ impl Plan {
             step.slots.buffer,
             step.slots.stride,
             step.requests,
-            if step.kind.is_verify() { columns } else { 1 },
+            if verify { columns } else { 1 },
             4,
         )?;
         let conv = &step.conv_cache;
@@ -508,10 +613,21 @@ impl Plan {
         apart("out", &out, "conv_cache", &conv)?;
         apart("out", &out, "state_pool", &state)?;
         apart("state_pool", &state, "conv_cache", &conv)?;
+        let records = step
+            .records
+            .map(|records| records.extent(heads, step.pool_slots));
+        if let Some(records) = &records {
+            apart("out", &out, "records", records)?;
+            apart("state_pool", &state, "records", records)?;
+            apart("records", records, "conv_cache", &conv)?;
+        }
         if let Some(source) = &step.state_source {
             let source = pool(source);
             apart("out", &out, "state_source", &source)?;
             apart("conv_cache", &conv, "state_source", &source)?;
+            if let Some(records) = &records {
+                apart("records", records, "state_source", &source)?;
+            }
             // The same pool twice is an update in place.
             if source != state {
                 apart("state_pool", &state, "state_source", &source)?;
