@@ -7,6 +7,7 @@
 //! up as a change somewhere. `out` starts as NaN.
 
 use half::bf16;
+use kda_reference::records::{RECORD_SIZE, repeat};
 use kda_reference::{CONV_WIDTH, NullRule, Plan, Shape, StateType};
 
 use crate::case::Case;
@@ -157,6 +158,10 @@ pub struct Buffers {
     pub slots: Region,
     /// i32 `[requests]`.
     pub accepted: Option<Region>,
+    /// i32 `[requests]`.
+    pub token_counts: Option<Region>,
+    /// f32 pool.
+    pub records: Option<Region>,
     /// f32 or bf16 pool.
     pub state: Region,
     /// bf16 `[rows, out_stride]`.
@@ -185,6 +190,11 @@ impl Buffers {
             norm: wide(kda_reference::HEAD_DIM),
             slots: whole(shape.requests * shape.slots_stride, spare_slot(case)),
             accepted: case.verify.then(|| whole(shape.requests, 1)),
+            token_counts: case.token_counts.as_ref().map(|_| whole(shape.requests, 1)),
+            records: shape.records.map(|records| {
+                let count = shape.pool_slots * records.slot_stride;
+                Region::filled(count, 0, &POISON_F32.to_le_bytes())
+            }),
             state: match shape.state_type {
                 StateType::F32 => Region::filled(state_count, 0, &POISON_F32.to_le_bytes()),
                 StateType::Bf16 => Region::filled(state_count, 0, &POISON_BF16.to_le_bytes()),
@@ -216,7 +226,8 @@ impl Buffers {
             else {
                 continue;
             };
-            for row in request * shape.tokens..(request + 1) * shape.tokens {
+            let first_row = request * shape.tokens;
+            for row in first_row..first_row + case.tokens_of(request) {
                 let start = row * shape.pitch;
                 buffers.projected.put_bf16(start, data.row(shape, row));
             }
@@ -228,11 +239,17 @@ impl Buffers {
                 }
             }
             buffers.put_states(shape, source, data.state(shape, request));
+            for index in 0..shape.records.map_or(0, |_| offset) {
+                for head in 0..shape.heads {
+                    let record = data.record(shape, request, index, head);
+                    buffers.put_record(shape, first, index, head, record);
+                }
+            }
         }
         buffers
     }
 
-    /// Writes the slots and accepted counts of `case`.
+    /// Writes the slots, accepted and token counts of `case`.
     pub fn put_slots(&mut self, case: &Case) {
         let shape = &case.shape;
         for request in 0..shape.requests {
@@ -243,6 +260,9 @@ impl Buffers {
             }
             if let (Some(region), Some(accepted)) = (&mut self.accepted, &case.accepted) {
                 region.set_i32(request, accepted[request]);
+            }
+            if let (Some(region), Some(counts)) = (&mut self.token_counts, &case.token_counts) {
+                region.set_i32(request, counts[request]);
             }
         }
     }
@@ -255,6 +275,35 @@ impl Buffers {
                 self.state.set_state(shape.state_type, start + i, value);
             }
         }
+    }
+
+    /// Writes a record.
+    fn put_record(&mut self, shape: &Shape, slot: usize, index: usize, head: usize, record: &[f32]) {
+        if let (Some(region), Some(records)) = (&mut self.records, &shape.records) {
+            let start = shape.record_index(records, slot, index, head);
+            for (i, &value) in record.iter().enumerate() {
+                region.set_f32(start + i, value);
+            }
+        }
+    }
+
+    /// The matrices of `slot` after repeating its first `count` records on them, each step:
+    /// `count + 1` times `[heads, 128, 128]`.
+    pub fn repeated(&self, shape: &Shape, slot: usize, count: usize) -> Vec<Vec<f32>> {
+        let mut states = vec![self.states(shape, slot)];
+        let (Some(region), Some(records)) = (&self.records, &shape.records) else {
+            return states;
+        };
+        for index in 0..count {
+            let mut next = states[index].clone();
+            for (head, state) in next.chunks_exact_mut(MATRIX).enumerate() {
+                let start = shape.record_index(records, slot, index, head);
+                let record: Vec<f32> = (0..RECORD_SIZE).map(|i| region.f32(start + i)).collect();
+                repeat(state, &record, shape.state_type);
+            }
+            states.push(next);
+        }
+        states
     }
 
     /// The matrices `[heads, 128, 128]` of `slot`.
@@ -290,6 +339,8 @@ impl Buffers {
         ];
         regions.extend(self.conv_bias.as_ref().map(|r| ("conv_bias", r)));
         regions.extend(self.accepted.as_ref().map(|r| ("accepted", r)));
+        regions.extend(self.token_counts.as_ref().map(|r| ("token_counts", r)));
+        regions.extend(self.records.as_ref().map(|r| ("records", r)));
         regions
     }
 
@@ -309,6 +360,8 @@ impl Buffers {
         ];
         regions.extend(self.conv_bias.as_mut().map(|r| ("conv_bias", r)));
         regions.extend(self.accepted.as_mut().map(|r| ("accepted", r)));
+        regions.extend(self.token_counts.as_mut().map(|r| ("token_counts", r)));
+        regions.extend(self.records.as_mut().map(|r| ("records", r)));
         regions
     }
 }

@@ -5,8 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use half::bf16;
+use kda_reference::records::{RECORD_SIZE, repeat};
 use kda_reference::{
-    CONV_WIDTH, ConvLayout, FaultKind, Gate, HEAD_DIM, NullRule, Plan, Shape, StateType,
+    CONV_WIDTH, ConvLayout, FaultKind, Gate, HEAD_DIM, Metadata, NullRule, Plan, RecordShape, Shape,
+    StateType,
 };
 
 use crate::data::{Data, MATRIX, Regime};
@@ -28,7 +30,7 @@ pub struct Skew {
     pub out: usize,
     /// Every f32 operand, 0 to 3.
     pub floats: usize,
-    /// `slots` and `accepted`, 0 to 3.
+    /// `slots`, `accepted` and `token_counts`, 0 to 3.
     pub integers: usize,
 }
 
@@ -58,6 +60,8 @@ pub struct Case {
     pub slots: Vec<i32>,
     /// `[requests]` of a verify launch.
     pub accepted: Option<Vec<i32>>,
+    /// `[requests]` of a ragged launch.
+    pub token_counts: Option<Vec<i32>>,
     /// What the values are like.
     pub regime: Regime,
     /// Where operands start.
@@ -83,12 +87,11 @@ impl Case {
     /// As [`Case::random`], with the heads and the requests given; requests are dropped where the
     /// pools would pass `limits.max_pool_bytes`.
     pub fn sized(seed: u64, limits: &Limits, heads: usize, requests: usize) -> Case {
-        let (shape, verify, bias) = Case::settings(seed, limits, heads);
-        Case::complete(seed, limits, shape, verify, bias, requests)
+        Case::complete(seed, limits, Case::settings(seed, limits, heads), requests)
     }
 
     /// What a kernel is specialised for.
-    fn settings(seed: u64, limits: &Limits, heads: usize) -> (Shape, bool, bool) {
+    fn settings(seed: u64, limits: &Limits, heads: usize) -> Settings {
         let mut rng = limits.specialisation_rng(seed);
         rng.word();
         let tokens = rng.pick(&limits.tokens);
@@ -98,23 +101,41 @@ impl Case {
         shape.null_rule = rng.pick(&limits.null_rules);
         shape.state_type = rng.pick(&limits.state_types);
         let bias = rng.pick(&limits.biases);
-        (shape, tokens > 1 || rng.chance(40), bias)
+        let verify = tokens > 1 || rng.chance(40);
+        if rng.pick(&limits.records) && verify {
+            shape.records = Some(RecordShape {
+                count: tokens - 1,
+                slot_stride: 0,
+            });
+        }
+        Settings {
+            shape,
+            verify,
+            ragged: rng.pick(&limits.ragged) && verify,
+            bias,
+        }
     }
 
-    fn complete(
-        seed: u64,
-        limits: &Limits,
-        mut shape: Shape,
-        verify: bool,
-        bias: bool,
-        requests: usize,
-    ) -> Case {
+    fn complete(seed: u64, limits: &Limits, settings: Settings, requests: usize) -> Case {
+        let Settings {
+            mut shape,
+            verify,
+            ragged,
+            bias,
+        } = settings;
         let mut rng = Rng::stream(seed, 2);
         shape.columns = shape.tokens + if verify { slack(&mut rng, 4) } else { 0 };
         // A stream of its own: what the others draw does not depend on it.
         let mut rare = Rng::stream(seed, 6);
         if verify && rare.below(8) == 0 {
             shape.columns = WARP_COLUMNS.max(shape.tokens) + rare.between(1, 38);
+        }
+        if let Some(records) = &mut shape.records {
+            records.count += match rare.below(4) {
+                0 => rare.between(8, 12),
+                _ => shape.columns.min(WARP_COLUMNS) - shape.tokens,
+            };
+            shape.columns = rare.between(1, 3);
         }
         let empty = limits.odd_percent > 0 && rare.below(if verify { 16 } else { 6 }) == 0;
         let request_slots = crate::slots::distinct(&shape);
@@ -130,6 +151,8 @@ impl Case {
         let skew = skew(&mut rng);
         let regime = rng.pick(&limits.regimes);
         let (slots, accepted) = crate::slots::draw(&shape, verify, limits.odd_percent, &mut rng);
+        let token_counts =
+            ragged.then(|| crate::slots::token_counts(&shape, limits.odd_percent, &mut rare));
         let data = Data::random(&shape, bias, regime, &mut Rng::stream(seed, 3));
         Case {
             seed,
@@ -137,6 +160,7 @@ impl Case {
             verify,
             slots,
             accepted,
+            token_counts,
             regime,
             skew,
             data: Arc::new(data),
@@ -153,6 +177,7 @@ impl Case {
             let shape = &mut case.shape;
             shape.conv_slot_stride = 3 * shape.dim() * shape.conv_len;
             shape.state_slot_stride = shape.dim() * HEAD_DIM;
+            tight_records(shape);
         }
         case
     }
@@ -177,7 +202,41 @@ impl Case {
     pub fn plan(&self, request: usize) -> Plan {
         let mut dense = self.shape;
         dense.slots_stride = dense.columns;
-        dense.plan(&self.slots, self.accepted.as_deref(), request)
+        dense.plan(&self.metadata(), request)
+    }
+
+    fn metadata(&self) -> Metadata<'_> {
+        Metadata {
+            slots: &self.slots,
+            accepted: self.accepted.as_deref(),
+            token_counts: self.token_counts.as_deref(),
+        }
+    }
+
+    /// Rows of `out` that `request` owns.
+    pub fn tokens_of(&self, request: usize) -> usize {
+        self.shape.tokens_of(self.token_counts.as_deref(), request)
+    }
+
+    /// The states that live requests start from, `[requests, heads, 128, 128]`, with their accepted
+    /// records repeated; as in the data for others.
+    pub fn source_states(&self) -> Vec<f32> {
+        let shape = &self.shape;
+        let mut states = self.data.states.clone();
+        for (request, states) in states.chunks_exact_mut(shape.heads * MATRIX).enumerate() {
+            let Plan::Live { offset, .. } = self.plan(request) else {
+                continue;
+            };
+            if shape.records.is_none() {
+                continue;
+            }
+            for index in 0..offset {
+                for (head, state) in states.chunks_exact_mut(MATRIX).enumerate() {
+                    repeat(state, self.data.record(shape, request, index, head), shape.state_type);
+                }
+            }
+        }
+        states
     }
 
     /// Requests at fault, in batch order.
@@ -224,20 +283,81 @@ impl Case {
         };
         case.slots = per_request(&self.slots, shape.columns);
         case.accepted = self.accepted.as_ref().map(|a| per_request(a, 1));
+        case.token_counts = self.token_counts.as_ref().map(|counts| per_request(counts, 1));
         let (mut projected, mut windows, mut states) = (Vec::new(), Vec::new(), Vec::new());
+        let mut records = Vec::new();
+        let record_count = shape.records.map_or(0, |records| records.count);
+        let record_size = record_count * shape.heads * RECORD_SIZE;
         for &request in order {
             for token in 0..tokens {
                 projected.extend_from_slice(self.data.row(shape, request * tokens + token));
             }
             windows.extend_from_slice(self.data.window(shape, request));
             states.extend_from_slice(self.data.state(shape, request));
+            records.extend_from_slice(&self.data.records[request * record_size..][..record_size]);
         }
         case.data = Arc::new(Data {
             projected,
             windows,
             states,
+            records,
             ..(*self.data).clone()
         });
+        case
+    }
+
+    /// The same requests, all of them live, with checkpoints: what they start from is a state alone.
+    pub fn with_checkpoints(&self, rng: &mut Rng) -> Case {
+        let mut case = self.clone();
+        case.data = Arc::new(Data {
+            states: self.source_states(),
+            records: Vec::new(),
+            ..(*self.data).clone()
+        });
+        let shape = &mut case.shape;
+        shape.columns = shape.accepted_limit().max(shape.tokens);
+        shape.records = None;
+        shape.slots_stride = shape.columns;
+        shape.pool_slots = 2 + shape.requests * shape.columns;
+        let mut slots: Vec<i32> = (1..shape.pool_slots as i32 - 1).collect();
+        rng.shuffle(&mut slots);
+        case.slots = slots;
+        case
+    }
+
+    /// The same requests, all of them live, with records, of which none was accepted.
+    pub fn with_records(&self, rng: &mut Rng) -> Case {
+        let mut case = self.clone();
+        let shape = &mut case.shape;
+        shape.records = Some(RecordShape {
+            count: shape.accepted_limit() - 1,
+            slot_stride: 0,
+        });
+        shape.columns = 1;
+        shape.slots_stride = 1;
+        tight_records(shape);
+        shape.pool_slots = 2 + shape.requests;
+        let mut slots: Vec<i32> = (1..shape.pool_slots as i32 - 1).collect();
+        rng.shuffle(&mut slots);
+        case.slots = slots;
+        case.accepted = Some(vec![1; case.shape.requests]);
+        let data = Data::random(&case.shape, self.bias(), self.regime, rng);
+        case.data = Arc::new(Data {
+            records: data.records,
+            ..(*self.data).clone()
+        });
+        case
+    }
+
+    /// One request with its first `tokens` tokens alone, as a step of so many.
+    pub fn shortened(&self, request: usize, tokens: usize) -> Case {
+        let mut case = self.select(&[request]);
+        let used = self.shape.used_columns();
+        case.token_counts = None;
+        case.shape.tokens = tokens;
+        let mut data = Data::clone(&case.data);
+        data.projected.truncate(tokens * used);
+        case.data = Arc::new(data);
         case
     }
 
@@ -249,6 +369,8 @@ impl Case {
         assert_eq!(states.len(), requests * shape.heads * MATRIX);
         case.verify = false;
         case.accepted = None;
+        case.token_counts = None;
+        case.shape.records = None;
         case.shape.tokens = 1;
         case.shape.columns = 1;
         case.slots = (0..requests)
@@ -261,9 +383,25 @@ impl Case {
             projected,
             windows,
             states,
+            records: Vec::new(),
             ..(*self.data).clone()
         });
         case
+    }
+}
+
+/// What a kernel is specialised for, and the conv bias.
+struct Settings {
+    shape: Shape,
+    verify: bool,
+    ragged: bool,
+    bias: bool,
+}
+
+/// The records of a slot without room after them.
+pub(crate) fn tight_records(shape: &mut Shape) {
+    if let Some(records) = &mut shape.records {
+        records.slot_stride = records.count * shape.heads * RECORD_SIZE;
     }
 }
 
@@ -274,7 +412,7 @@ fn slack(rng: &mut Rng, most: usize) -> usize {
 /// Every stride and the length of a line: tight, or with room.
 fn strides(shape: &mut Shape, rng: &mut Rng) {
     let dim = shape.dim();
-    shape.conv_len = CONV_WIDTH - 1 + shape.columns - 1 + slack(rng, 3);
+    shape.conv_len = CONV_WIDTH - 1 + shape.accepted_limit() - 1 + slack(rng, 3);
     shape.pitch = shape.used_columns() + slack(rng, 40);
     shape.out_stride = dim + slack(rng, 20);
     shape.slots_stride = shape.columns + slack(rng, 5);
@@ -288,6 +426,10 @@ fn strides(shape: &mut Shape, rng: &mut Rng) {
             4 => unit * rng.between(1, 200),
             _ => matrices * rng.between(1, 2),
         };
+    tight_records(shape);
+    if let Some(records) = &mut shape.records {
+        records.slot_stride += 4 * slack(rng, 50);
+    }
 }
 
 fn skew(rng: &mut Rng) -> Skew {
@@ -302,7 +444,8 @@ fn skew(rng: &mut Rng) -> Skew {
 
 /// Bytes between slots of both pools together.
 fn slot_bytes(shape: &Shape) -> usize {
-    shape.state_slot_stride * state_bytes(shape.state_type) + shape.conv_slot_stride * 2
+    let records = shape.records.map_or(0, |records| records.slot_stride * 4);
+    shape.state_slot_stride * state_bytes(shape.state_type) + shape.conv_slot_stride * 2 + records
 }
 
 /// Bytes of one element of a stored state.
@@ -325,14 +468,19 @@ impl fmt::Display for Case {
         let s = &self.shape;
         write!(
             f,
-            "seed {:#018x}: {} heads {} requests {} tokens {} columns {}, {}, {}, {}, {}, {} state, \
-             {:?}, pitch {} conv length {}",
+            "seed {:#018x}: {}{} heads {} requests {} tokens {} columns {}, {}, {}, {}, {}, {}, {} \
+             state, {:?}, pitch {} conv length {}",
             self.seed,
+            if self.token_counts.is_some() { "ragged " } else { "" },
             if self.verify { "verify" } else { "decode" },
             s.heads,
             s.requests,
             s.tokens,
             s.columns,
+            match s.records {
+                Some(records) => format!("{} records", records.count),
+                None => "checkpoints".into(),
+            },
             gate_name(s.gate),
             if self.bias() { "bias" } else { "no bias" },
             layout_name(s.conv_layout),

@@ -3,6 +3,7 @@
 
 use half::bf16;
 use kda_reference::oracle::{Exact, Oracle};
+use kda_reference::records::RECORD_SIZE;
 use kda_reference::{CONV_WIDTH, HEAD_DIM, Inputs, NullRule, Plan, Shape, StateType};
 
 use crate::buffers::{Buffers, Region};
@@ -43,7 +44,7 @@ impl Case {
         faults: Option<&Faults>,
     ) -> Result<Errors, Mismatch> {
         let mut errors = Errors::default();
-        let written = ["conv_cache", "state_pool", "out"];
+        let written = ["conv_cache", "state_pool", "records", "out"];
         for ((name, old), (_, new)) in before.regions().into_iter().zip(after.regions()) {
             errors.bytes += new.bytes.len() as u64;
             if !written.contains(&name) {
@@ -56,19 +57,42 @@ impl Case {
         self.check_null_rows(&plans, after)?;
         self.check_lines(&plans, before, after)?;
         for (request, exact) in self.exact(before)? {
-            let Plan::Live { checkpoints, .. } = &plans[request] else {
+            let Plan::Live {
+                first, checkpoints, ..
+            } = &plans[request]
+            else {
                 continue;
             };
-            for (token, checkpoint) in checkpoints.iter().enumerate() {
-                if let Some(slot) = checkpoint {
-                    self.check_state(request, token, *slot, &exact, after, &mut errors)?;
-                }
+            for (token, slot, states) in self.kept_states(*first, checkpoints, after) {
+                self.check_state(request, token, slot, &exact, &states, &mut errors)?;
             }
-            for token in 0..self.shape.tokens {
+            for token in 0..checkpoints.len() {
                 self.check_row(request, token, &exact, after, &mut errors)?;
             }
         }
         Ok(errors)
+    }
+
+    /// The states `[heads, 128, 128]` that a live request left: token, slot, values. With records,
+    /// after every token, by repeating them on the state they belong to.
+    pub(crate) fn kept_states(
+        &self,
+        first: usize,
+        checkpoints: &[Option<usize>],
+        after: &Buffers,
+    ) -> Vec<(usize, usize, Vec<f32>)> {
+        let shape = &self.shape;
+        if shape.records.is_some() {
+            let states = after.repeated(shape, first, checkpoints.len() - 1);
+            let states = states.into_iter().enumerate();
+            return states.map(|(token, states)| (token, first, states)).collect();
+        }
+        let kept = checkpoints.iter().enumerate();
+        kept.filter_map(|(token, slot)| {
+            let slot = (*slot)?;
+            Some((token, slot, after.states(shape, slot)))
+        })
+        .collect()
     }
 
     fn check_faults(&self, found: Option<&Faults>) -> Result<(), Mismatch> {
@@ -93,6 +117,7 @@ impl Case {
         let mut cache = before.conv_cache.clone();
         let mut state = before.state.clone();
         let mut out = before.out.clone();
+        let mut records = before.records.clone();
         let copy = |to: &mut Region, from: &Region, start: usize, len: usize| {
             let range = to.offset + start..to.offset + start + len;
             to.bytes[range.clone()].copy_from_slice(&from.bytes[range]);
@@ -105,7 +130,7 @@ impl Case {
                 continue;
             };
             for channel in 0..3 * shape.dim() {
-                for position in 0..shape.tokens + 2 {
+                for position in 0..checkpoints.len() + 2 {
                     let index = shape.conv_index(*first, channel, position);
                     cache.set_bf16(index, after.conv_cache.bf16(index));
                 }
@@ -116,14 +141,25 @@ impl Case {
                 let len = shape.heads * MATRIX * element;
                 copy(&mut state, &after.state, start, len);
             }
+            if let (Some(shape_of), Some(records), Some(after)) =
+                (&shape.records, &mut records, &after.records)
+            {
+                let start = shape.record_index(shape_of, *first, 0, 0) * 4;
+                let len = (checkpoints.len() - 1) * shape.heads * RECORD_SIZE * 4;
+                copy(records, after, start, len);
+            }
         }
-        for row in 0..shape.rows() {
+        let owned = |row: &usize| row % shape.tokens < self.tokens_of(row / shape.tokens);
+        for row in (0..shape.rows()).filter(owned) {
             let start = row * shape.out_stride * 2;
             copy(&mut out, &after.out, start, shape.dim() * 2);
         }
         let kept = Requirement::Untouched;
         self.same("conv_cache", kept, &cache.bytes, &after.conv_cache.bytes)?;
         self.same("state_pool", kept, &state.bytes, &after.state.bytes)?;
+        if let (Some(records), Some(after)) = (&records, &after.records) {
+            self.same("records", kept, &records.bytes, &after.bytes)?;
+        }
         self.same("out", kept, &out.bytes, &after.out.bytes)
     }
 
@@ -133,7 +169,7 @@ impl Case {
             if matches!(plan, Plan::Live { .. }) {
                 continue;
             }
-            for token in 0..shape.tokens {
+            for token in 0..self.tokens_of(request) {
                 let row = request * shape.tokens + token;
                 for column in 0..shape.dim() {
                     let found = after.out.bf16(row * shape.out_stride + column);
@@ -159,11 +195,17 @@ impl Case {
     ) -> Result<(), Mismatch> {
         let shape = &self.shape;
         for (request, plan) in plans.iter().enumerate() {
-            let Plan::Live { first, offset, .. } = plan else {
+            let Plan::Live {
+                first,
+                offset,
+                checkpoints,
+                ..
+            } = plan
+            else {
                 continue;
             };
             for channel in 0..3 * shape.dim() {
-                for position in 0..shape.tokens + 2 {
+                for position in 0..checkpoints.len() + 2 {
                     let expected = match position.checked_sub(2) {
                         None => before.conv_cache.bf16(shape.conv_index(
                             *first,
@@ -197,15 +239,14 @@ impl Case {
         token: usize,
         slot: usize,
         exact: &Exact,
-        after: &Buffers,
+        states: &[f32],
         errors: &mut Errors,
     ) -> Result<(), Mismatch> {
         let shape = &self.shape;
-        for head in 0..shape.heads {
-            let start = shape.state_index(slot, head);
+        for (head, found) in states.chunks_exact(MATRIX).enumerate() {
             let (mut difference, mut size) = (0.0, 0.0);
-            for (i, &expected) in exact.state(shape, token, head).iter().enumerate() {
-                let found = f64::from(after.state.state(shape.state_type, start + i));
+            for (&expected, &found) in exact.state(shape, token, head).iter().zip(found) {
+                let found = f64::from(found);
                 difference += (found - expected) * (found - expected);
                 size += expected * expected;
             }
@@ -337,6 +378,7 @@ impl Case {
         let (dim, taps) = (shape.dim(), CONV_WIDTH - 1);
         let mut live = Vec::new();
         let (mut projected, mut cache, mut state) = (Vec::new(), Vec::new(), Vec::new());
+        let mut counts = Vec::new();
         let mut dense = Shape {
             columns: shape.tokens,
             conv_len: taps + shape.tokens - 1,
@@ -351,7 +393,7 @@ impl Case {
                 first,
                 source,
                 offset,
-                ..
+                checkpoints,
             } = self.plan(request)
             else {
                 continue;
@@ -367,7 +409,12 @@ impl Case {
                 cache.extend_from_slice(window);
                 cache.resize(cache.len() + shape.tokens - 1, bf16::NAN);
             }
-            state.extend(before.states(shape, source));
+            let states = match shape.records {
+                Some(_) => before.repeated(shape, source, offset).pop(),
+                None => Some(before.states(shape, source)),
+            };
+            state.extend(states.expect("at least one"));
+            counts.push(checkpoints.len() as i32);
             live.push(request);
         }
         if live.is_empty() {
@@ -394,6 +441,7 @@ impl Case {
             norm: &norm,
             slots: &slots,
             accepted: None,
+            token_counts: self.token_counts.as_ref().map(|_| &counts[..]),
         };
         let oracle = Oracle::new(&dense, &inputs, &cache, &state)
             .map_err(|e| Mismatch::new("oracle", Requirement::Runs).at(e.to_string()))?;

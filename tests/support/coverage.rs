@@ -11,6 +11,9 @@ use crate::limits::Limits;
 /// Fewer specialisations than this may not hold every value of every dimension.
 const COVERING_SPECIALISATIONS: u64 = 48;
 
+/// Records that a kernel reads at once.
+const RECORD_PIECE: usize = 8;
+
 /// How often each value of each dimension occurred.
 #[derive(Clone, Debug, Default)]
 pub struct Coverage {
@@ -63,6 +66,24 @@ impl Coverage {
             .regimes
             .iter()
             .for_each(|r| expect("values", &format!("{r:?}")));
+        let ragged = limits.ragged.contains(&true);
+        if several && limits.records.contains(&true) {
+            expect("rollback", "records");
+            for repeated in ["none", "some", "past a piece"] {
+                expect("records read", repeated);
+            }
+        }
+        if several && limits.records.contains(&false) {
+            expect("rollback", "checkpoints");
+        }
+        if several && ragged {
+            expect("token count", "all");
+            expect("token count", "some");
+            if limits.odd_percent > 0 {
+                expect("token count", "none");
+                expect("request", "token count outside");
+            }
+        }
         expect("batch", "one");
         if limits.max_requests > 1 {
             expect("batch", "several");
@@ -165,17 +186,40 @@ impl Coverage {
             if aligned { "16 bytes" } else { "2 bytes" },
         );
         for request in 0..shape.requests {
+            if let Some(counts) = &case.token_counts
+                && let Ok(count @ 0..) = usize::try_from(counts[request])
+                && count <= shape.tokens
+            {
+                let value = match count {
+                    0 => "none",
+                    _ if count == shape.tokens => "all",
+                    _ => "some",
+                };
+                self.count("token count", value);
+            }
             let value = match case.plan(request) {
                 Plan::Null => "null",
                 Plan::Fault(FaultKind::SlotOutOfRange) => "slot beyond the pool",
                 Plan::Fault(FaultKind::AcceptedOutOfRange) => "accepted outside",
                 Plan::Fault(FaultKind::NullSource) => "null source",
+                Plan::Fault(FaultKind::TokensOutOfRange) => "token count outside",
                 Plan::Live {
                     checkpoints,
                     offset,
                     ..
                 } => {
-                    if case.verify && shape.columns > 1 {
+                    if case.verify {
+                        let rollback = shape.records.map_or("checkpoints", |_| "records");
+                        self.count("rollback", rollback);
+                    }
+                    if shape.records.is_some() {
+                        let read = match offset {
+                            0 => "none",
+                            1..=RECORD_PIECE => "some",
+                            _ => "past a piece",
+                        };
+                        self.count("records read", read);
+                    } else if case.verify && shape.columns > 1 {
                         let accepted = match offset {
                             0 => "first",
                             _ if offset + 1 == shape.columns => "last",
@@ -188,7 +232,7 @@ impl Coverage {
                         };
                         self.count("source column", source);
                     }
-                    if checkpoints.contains(&None) {
+                    if shape.records.is_none() && checkpoints.contains(&None) {
                         self.count("request", "null checkpoint");
                     }
                     "live"

@@ -1,6 +1,7 @@
 //! Owns the values of a random problem, by meaning and not by address; must not know strides.
 
 use half::bf16;
+use kda_reference::records::RECORD_SIZE;
 use kda_reference::{CONV_WIDTH, HEAD_DIM, Shape, StateType};
 
 use crate::rng::Rng;
@@ -69,6 +70,8 @@ pub struct Data {
     /// The state each request starts from, `[requests, heads, 128, 128]`; bf16 values where the
     /// shape's state is bf16.
     pub states: Vec<f32>,
+    /// Records of each request, `[requests, count, heads, 3, 128]`; empty in a shape without.
+    pub records: Vec<f32>,
 }
 
 impl Data {
@@ -143,6 +146,18 @@ impl Data {
         if regime == Regime::SaturatedGates {
             a_log.iter_mut().for_each(|a| *a = rng.uniform(-20.0, 20.0));
         }
+        let count = shape.records.map_or(0, |records| records.count);
+        let mut records = Vec::with_capacity(shape.requests * count * heads * RECORD_SIZE);
+        for _ in 0..shape.requests * count * heads {
+            let most = if rng.chance(10) { 0.0 } else { 1.0 };
+            records.extend((0..HEAD_DIM).map(|_| most * rng.uniform(0.7, 1.0)));
+            // k is a unit vector.
+            let k: Vec<f32> = (0..HEAD_DIM).map(|_| rng.normal()).collect();
+            let norm = k.iter().map(|k| k * k).sum::<f32>().sqrt();
+            records.extend(k.iter().map(|k| k / norm));
+            let u = size.state.max(1e-3);
+            records.extend((0..HEAD_DIM).map(|_| u * rng.normal()));
+        }
         Data {
             projected,
             conv_weight,
@@ -153,6 +168,7 @@ impl Data {
             norm,
             windows,
             states,
+            records,
         }
     }
 
@@ -165,6 +181,13 @@ impl Data {
     pub fn window(&self, shape: &Shape, request: usize) -> &[bf16] {
         let size = 3 * shape.dim() * (CONV_WIDTH - 1);
         &self.windows[request * size..][..size]
+    }
+
+    /// Record `index` of `request` and `head`, `[3, 128]`.
+    pub fn record(&self, shape: &Shape, request: usize, index: usize, head: usize) -> &[f32] {
+        let count = shape.records.map_or(0, |records| records.count);
+        let place = (request * count + index) * shape.heads + head;
+        &self.records[place * RECORD_SIZE..][..RECORD_SIZE]
     }
 
     /// The state `[heads, 128, 128]` of `request`.

@@ -173,15 +173,25 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
             };
             memory.add_sparse(name, place(name), REGION_STRIDE, ranges);
             match name {
-                "conv_cache" | "state_pool" | "out" => {}
+                "conv_cache" | "state_pool" | "records" | "out" => {}
                 _ => memory.set_read_only(name),
             }
             let weight = !matches!(
                 name,
-                "projected" | "conv_cache" | "state_pool" | "out" | "slots" | "accepted"
+                "projected"
+                    | "conv_cache"
+                    | "state_pool"
+                    | "records"
+                    | "out"
+                    | "slots"
+                    | "accepted"
+                    | "token_counts"
             );
             let promised = early_reads == EarlyReads::Caches
-                && matches!(name, "conv_cache" | "state_pool" | "slots" | "accepted");
+                && matches!(
+                    name,
+                    "conv_cache" | "state_pool" | "records" | "slots" | "accepted" | "token_counts"
+                );
             if self.arch.has_clusters() && !weight && !promised {
                 memory.set_predecessor_writes(name);
             }

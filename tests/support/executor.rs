@@ -98,6 +98,8 @@ struct Operands {
     norm: Vec<f32>,
     slots: Vec<i32>,
     accepted: Option<Vec<i32>>,
+    token_counts: Option<Vec<i32>>,
+    records: Option<Vec<f32>>,
     conv_cache: Vec<bf16>,
     state: Vec<f32>,
 }
@@ -114,6 +116,8 @@ impl Operands {
             norm: buffers.norm.to_f32(),
             slots: buffers.slots.to_i32(),
             accepted: buffers.accepted.as_ref().map(|r| r.to_i32()),
+            token_counts: buffers.token_counts.as_ref().map(|r| r.to_i32()),
+            records: buffers.records.as_ref().map(|r| r.to_f32()),
             conv_cache: buffers.conv_cache.to_bf16(),
             state: match case.shape.state_type {
                 StateType::F32 => buffers.state.to_f32(),
@@ -145,10 +149,12 @@ impl ReferenceExecutor {
             norm: &operands.norm,
             slots: &operands.slots,
             accepted: operands.accepted.as_deref(),
+            token_counts: operands.token_counts.as_deref(),
         };
         let pools = Pools {
             conv_cache: &mut operands.conv_cache,
             state: &mut operands.state,
+            records: operands.records.as_deref_mut(),
         };
         let mut out = vec![f32::NAN; case.shape.rows() * case.shape.out_stride];
         let report = step::run_unrounded(&case.shape, &inputs, pools, &mut out)?;
@@ -157,6 +163,11 @@ impl ReferenceExecutor {
         }
         for (i, &value) in operands.state.iter().enumerate() {
             buffers.state.set_state(case.shape.state_type, i, value);
+        }
+        if let (Some(region), Some(records)) = (&mut buffers.records, &operands.records) {
+            for (i, &value) in records.iter().enumerate() {
+                region.set_f32(i, value);
+            }
         }
         Ok((report, out))
     }
@@ -179,7 +190,8 @@ impl Executor for ReferenceExecutor {
     ) -> Result<Option<Faults>, Box<dyn Error>> {
         let (report, out) = ReferenceExecutor::run_unrounded(case, buffers)?;
         let shape = &case.shape;
-        for row in 0..shape.rows() {
+        let owned = |row: &usize| row % shape.tokens < case.tokens_of(row / shape.tokens);
+        for row in (0..shape.rows()).filter(owned) {
             for column in 0..shape.dim() {
                 let index = row * shape.out_stride + column;
                 buffers.out.set_bf16(index, bf16::from_f32(out[index]));

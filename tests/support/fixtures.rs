@@ -245,6 +245,7 @@ impl Fixture {
             verify: tokens > 1,
             slots,
             accepted: (tokens > 1).then_some(accepted),
+            token_counts: None,
             regime: Regime::Plain,
             skew: Skew::default(),
             data: Arc::new(Data {
@@ -260,6 +261,7 @@ impl Fixture {
                 norm: file.f32("norm", Some(128))?,
                 windows: Vec::new(),
                 states: Vec::new(),
+                records: Vec::new(),
             }),
         };
         // The windows and states that requests start from, for cases derived from this one.

@@ -22,12 +22,14 @@ use crate::rng::Rng;
 pub type Check = fn(&mut dyn Executor, &Case) -> Result<(), Mismatch>;
 
 /// Every check, with its name.
-pub const CHECKS: [(&str, Check); 8] = [
+pub const CHECKS: [(&str, Check); 10] = [
     ("modes", modes),
     ("batch", batch),
     ("layouts", layouts),
     ("strides", strides),
     ("verify and decode", verify_and_decode),
+    ("records and checkpoints", records_and_checkpoints),
+    ("ragged", ragged),
     ("faults", faults),
     ("nan containment", nan_containment),
     ("repeat", repeat),
@@ -163,18 +165,12 @@ pub fn strides(executor: &mut dyn Executor, case: &Case) -> Result<(), Mismatch>
 ///
 /// The first difference.
 pub fn verify_and_decode(executor: &mut dyn Executor, case: &Case) -> Result<(), Mismatch> {
-    let live: Vec<usize> = (0..case.shape.requests)
-        .filter(|&r| matches!(case.plan(r), Plan::Live { .. }))
-        .collect();
-    if live.is_empty() {
+    let Some((live, verify)) = live_verify(case) else {
         return Ok(());
-    }
-    let mut verify = case.select(&live);
-    verify.verify = true;
-    verify.accepted.get_or_insert_with(|| vec![1; live.len()]);
+    };
     let wanted = results_of(executor, &verify, 0)?;
     let (shape, taps) = (verify.shape, CONV_WIDTH - 1);
-    let (mut windows, mut states) = (verify.data.windows.clone(), verify.data.states.clone());
+    let (mut windows, mut states) = (verify.data.windows.clone(), verify.source_states());
     for token in 0..shape.tokens {
         let decode = verify.decode_step(token, windows, states);
         let mode = pick_mode(executor, &decode, token);
@@ -187,8 +183,12 @@ pub fn verify_and_decode(executor: &mut dyn Executor, case: &Case) -> Result<(),
             let Some(wanted) = &wanted[request] else {
                 continue;
             };
+            // A ragged request may have ended.
+            if token >= wanted.out.len() {
+                continue;
+            }
             // The line after this token, from the line after all of them.
-            let line = wanted.line.chunks_exact(shape.tokens + 2);
+            let line = wanted.line.chunks_exact(wanted.out.len() + 2);
             let part = RequestResult {
                 out: vec![wanted.out[token].clone()],
                 states: vec![wanted.states[token].clone()],
@@ -197,6 +197,69 @@ pub fn verify_and_decode(executor: &mut dyn Executor, case: &Case) -> Result<(),
             let context = format!("decode step {token} of the verify step");
             compare(case, live[request], &Some(part), &found, &context)?;
         }
+    }
+    Ok(())
+}
+
+/// The live requests of a case, and a verify step of them; `None` without any.
+fn live_verify(case: &Case) -> Option<(Vec<usize>, Case)> {
+    let live: Vec<usize> = (0..case.shape.requests)
+        .filter(|&r| matches!(case.plan(r), Plan::Live { .. }))
+        .collect();
+    if live.is_empty() {
+        return None;
+    }
+    let mut verify = case.select(&live);
+    verify.verify = true;
+    verify.accepted.get_or_insert_with(|| vec![1; live.len()]);
+    Some((live, verify))
+}
+
+/// A verify step with records, those of the step before repeated, and one with checkpoints.
+///
+/// # Errors
+///
+/// The first difference.
+pub fn records_and_checkpoints(executor: &mut dyn Executor, case: &Case) -> Result<(), Mismatch> {
+    let Some((live, verify)) = live_verify(case) else {
+        return Ok(());
+    };
+    let mut rng = Rng::stream(case.seed, 15);
+    let other = match verify.shape.records {
+        Some(_) => verify.with_checkpoints(&mut rng),
+        None => verify.with_records(&mut rng),
+    };
+    let wanted = results_of(executor, &verify, 0)?;
+    let found = results_of(executor, &other, 1)?;
+    for (i, &request) in live.iter().enumerate() {
+        compare(case, request, &wanted[i], &found[i], "records and checkpoints")?;
+    }
+    Ok(())
+}
+
+/// A ragged verify step, and each of its requests alone in a step of as many tokens.
+///
+/// # Errors
+///
+/// The first difference, or whatever [`Case::check`] finds in the ragged step.
+pub fn ragged(executor: &mut dyn Executor, case: &Case) -> Result<(), Mismatch> {
+    let Some((live, mut step)) = live_verify(case) else {
+        return Ok(());
+    };
+    let mut rng = Rng::stream(case.seed, 16);
+    let tokens = step.shape.tokens;
+    let counts: Vec<usize> = live.iter().map(|_| rng.below(tokens + 1)).collect();
+    step.token_counts = Some(counts.iter().map(|&count| count as i32).collect());
+    let mode = pick_mode(executor, &step, 0);
+    let (before, after, faults) = launch(executor, &step, &mode)?;
+    step.check(&before, &after, faults.as_ref())
+        .map_err(|m| m.within(format!("mode {mode}")))?;
+    let wanted = results(&step, &after);
+    for (i, &request) in live.iter().enumerate().filter(|&(i, _)| counts[i] > 0) {
+        let alone = step.shortened(i, counts[i]);
+        let found = results_of(executor, &alone, 1)?;
+        let context = format!("{} tokens alone", counts[i]);
+        compare(case, request, &wanted[i], &found[0], &context)?;
     }
     Ok(())
 }
@@ -264,9 +327,9 @@ pub fn nan_containment(executor: &mut dyn Executor, case: &Case) -> Result<(), M
 struct RequestResult {
     /// Bits of each token's row.
     out: Vec<Vec<u16>>,
-    /// Bits of each token's state, where it is kept.
+    /// Bits of each token's state, where it is kept or its record is.
     states: Vec<Option<Vec<u32>>>,
-    /// Positions `0..tokens + 2` of each channel.
+    /// Positions `0..tokens + 2` of each channel, of the tokens that the request brings.
     line: Vec<bf16>,
 }
 
@@ -284,16 +347,15 @@ fn results(case: &Case, after: &Buffers) -> Vec<Option<RequestResult>> {
             let bits = |i| after.out.bf16(start + i).to_bits();
             (0..shape.dim()).map(bits).collect()
         };
-        let state = |slot: &Option<usize>| {
-            slot.map(|slot| {
-                let values = after.states(shape, slot);
-                values.into_iter().map(f32::to_bits).collect()
-            })
-        };
+        let tokens = checkpoints.len();
+        let mut states = vec![None; tokens];
+        for (token, _, values) in case.kept_states(first, &checkpoints, after) {
+            states[token] = Some(values.into_iter().map(f32::to_bits).collect());
+        }
         Some(RequestResult {
-            out: (0..shape.tokens).map(row).collect(),
-            states: checkpoints.iter().map(state).collect(),
-            line: after.line(shape, first, 0, shape.tokens + 2),
+            out: (0..tokens).map(row).collect(),
+            states,
+            line: after.line(shape, first, 0, tokens + 2),
         })
     };
     (0..shape.requests).map(result).collect()
@@ -370,6 +432,9 @@ fn same_bytes(case: &Case, a: &Buffers, b: &Buffers) -> Result<(), Mismatch> {
     ];
     for (name, a, b) in pairs {
         case.same(name, Requirement::Identical, &a.bytes, &b.bytes)?;
+    }
+    if let (Some(a), Some(b)) = (&a.records, &b.records) {
+        case.same("records", Requirement::Identical, &a.bytes, &b.bytes)?;
     }
     Ok(())
 }

@@ -23,6 +23,10 @@ pub struct Limits {
     pub null_rules: Vec<NullRule>,
     /// State elements.
     pub state_types: Vec<StateType>,
+    /// Whether verify steps keep records in place of checkpoints.
+    pub records: Vec<bool>,
+    /// Whether verify steps take a number of tokens for each request.
+    pub ragged: Vec<bool>,
     /// With and without a convolution bias.
     pub biases: Vec<bool>,
     /// What values are like.
@@ -32,8 +36,8 @@ pub struct Limits {
     pub odd_percent: usize,
     /// Largest size of both pools together, in bytes.
     pub max_pool_bytes: usize,
-    /// How many different kernel specialisations (heads, tokens, verify, gate, bias, layout, null
-    /// rule, state) all seeds together may need, for executors that compile each; 0: no limit.
+    /// How many different kernel specialisations (heads, tokens, verify, rollback, ragged, gate, bias,
+    /// layout, null rule, state) all seeds together may need, for executors that compile each; 0: no limit.
     pub specialisations: u64,
 }
 
@@ -48,6 +52,8 @@ impl Default for Limits {
             layouts: vec![ConvLayout::DimFirst, ConvLayout::TokenFirst],
             null_rules: vec![NullRule::NonPositive, NullRule::Negative],
             state_types: vec![StateType::F32, StateType::F32, StateType::Bf16],
+            records: vec![false, false, true],
+            ragged: vec![false, false, true],
             biases: vec![false, true],
             regimes: Regime::ALL.to_vec(),
             odd_percent: 45,

@@ -1,5 +1,6 @@
 //! Owns the words for a byte of an operand; must not know why it is asked for.
 
+use kda_reference::records::RECORD_SIZE;
 use kda_reference::{ConvLayout, HEAD_DIM};
 
 use crate::buffers::Buffers;
@@ -58,6 +59,16 @@ pub(crate) fn locate(case: &Case, operand: &'static str, byte: usize) -> String 
             let (value, key) = (element / HEAD_DIM, element % HEAD_DIM);
             format!("slot {slot} head {head} value {value} key {key}")
         }
+        "records" => match &shape.records {
+            Some(records) => {
+                let (slot, inside) = (at / 4 / records.slot_stride, at / 4 % records.slot_stride);
+                let (index, inside) = (inside / RECORD_SIZE, inside % RECORD_SIZE);
+                let (record, head) = (index / shape.heads, index % shape.heads);
+                let (part, place) = (["decay", "k", "u"][inside / HEAD_DIM], inside % HEAD_DIM);
+                format!("slot {slot} record {record} head {head} {part} {place}")
+            }
+            None => format!("byte {at}"),
+        },
         _ => format!("byte {at}"),
     }
 }

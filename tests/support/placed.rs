@@ -2,11 +2,12 @@
 
 use crate::{Buffers, Case, Region};
 use kda_codegen::{
-    Arch, ConvLayout, EarlyReads, Error, GateSchedule, KernelSpec, Mode, NullRule, StateDtype,
+    Arch, ConvLayout, EarlyReads, Error, GateSchedule, KernelSpec, Mode, NullRule, Rollback,
+    StateDtype,
 };
 use kda_reference as reference;
 use kda_runtime::{
-    Buffer, Config, ConvCache, Gate, Projected, Rows, Slots, StatePool, Step, StepKind, Weights,
+    Buffer, Config, ConvCache, Gate, Projected, RecordPool, Rows, Slots, StatePool, Step, StepKind, Weights,
 };
 
 /// The settings of a case.
@@ -31,6 +32,11 @@ pub fn config(case: &Case, early_reads: EarlyReads) -> Config {
             reference::StateType::F32 => StateDtype::F32,
             reference::StateType::Bf16 => StateDtype::Bf16,
         },
+        rollback: match shape.records {
+            Some(_) => Rollback::Records,
+            None => Rollback::Checkpoints,
+        },
+        ragged: case.token_counts.is_some(),
         early_reads,
         scale: shape.scale,
         eps: shape.eps,
@@ -142,6 +148,15 @@ pub fn step(case: &Case, buffers: &Buffers, place: impl Fn(&str) -> u64) -> Step
             .accepted
             .as_ref()
             .map(|accepted| buffer("accepted", accepted, 4)),
+        token_counts: buffers
+            .token_counts
+            .as_ref()
+            .map(|counts| buffer("token_counts", counts, 4)),
+        records: buffers.records.as_ref().zip(shape.records).map(|(region, records)| RecordPool {
+            buffer: buffer("records", region, 4),
+            slot_stride: records.slot_stride as i64,
+            count: records.count,
+        }),
         out: Rows {
             buffer: buffer("out", &buffers.out, 2),
             stride: shape.out_stride as i64,
@@ -163,6 +178,7 @@ pub fn faults(faults: kda_runtime::Faults) -> Option<crate::Faults> {
         kda_runtime::FaultKind::SlotOutOfRange => reference::FaultKind::SlotOutOfRange,
         kda_runtime::FaultKind::AcceptedOutOfRange => reference::FaultKind::AcceptedOutOfRange,
         kda_runtime::FaultKind::NullSource => reference::FaultKind::NullSource,
+        kda_runtime::FaultKind::TokensOutOfRange => reference::FaultKind::TokensOutOfRange,
         _ => return None,
     };
     Some(crate::Faults {

@@ -21,10 +21,12 @@ enum Kind {
     NullSource,
 }
 
-/// Slots of the pool that one request has for itself: one a column, or, where the table is wider
-/// than a warp, one a token and one to start from.
+/// Slots of the pool that one request has for itself: one a column; where the table is wider
+/// than a warp, one a token and one to start from; with records one.
 pub(crate) fn distinct(shape: &Shape) -> usize {
-    if shape.columns > WARP_COLUMNS {
+    if shape.records.is_some() {
+        1
+    } else if shape.columns > WARP_COLUMNS {
         shape.tokens + 1
     } else {
         shape.columns
@@ -47,6 +49,9 @@ pub(crate) fn draw(
     };
     if shape.pool_slots == 0 {
         return without_pool(shape, verify, rng);
+    }
+    if shape.records.is_some() {
+        return draw_with_records(shape, odd_percent, rng);
     }
     let mut free: Vec<i32> = (lowest..shape.pool_slots as i32).collect();
     rng.shuffle(&mut free);
@@ -130,6 +135,49 @@ pub(crate) fn draw(
     (slots, verify.then_some(accepted))
 }
 
+/// As [`draw`], for a launch that reads the first column alone.
+fn draw_with_records(
+    shape: &Shape,
+    odd_percent: usize,
+    rng: &mut Rng,
+) -> (Vec<i32>, Option<Vec<i32>>) {
+    let lowest = match shape.null_rule {
+        NullRule::NonPositive => 1,
+        NullRule::Negative => 0,
+    };
+    let mut free: Vec<i32> = (lowest..shape.pool_slots as i32).collect();
+    rng.shuffle(&mut free);
+    let limit = shape.accepted_limit();
+    let mut slots = Vec::new();
+    let mut accepted = Vec::new();
+    for request in 0..shape.requests {
+        let mut count = if rng.chance(25) { limit } else { rng.between(1, limit) } as i32;
+        let mut own = free[request];
+        if rng.chance(odd_percent) {
+            match rng.below(4) {
+                0 => own = beyond(shape, rng),
+                1 => count = outside(limit, rng),
+                _ => own = null(shape.null_rule, rng),
+            }
+        }
+        slots.push(own);
+        slots.extend((1..shape.columns).map(|_| beyond(shape, rng)));
+        accepted.push(count);
+    }
+    (slots, Some(accepted))
+}
+
+/// Tokens that each request brings.
+pub(crate) fn token_counts(shape: &Shape, odd_percent: usize, rng: &mut Rng) -> Vec<i32> {
+    let tokens = shape.tokens as i32;
+    let count = |_| match rng.below(5) {
+        0 if odd_percent > 0 => rng.pick(&[0, 0, 0, -1, i32::MIN, tokens + 1, i32::MAX]),
+        1 => tokens,
+        _ => rng.between(1, shape.tokens) as i32,
+    };
+    (0..shape.requests).map(count).collect()
+}
+
 /// Of pools without a slot: every request is null or at fault.
 fn without_pool(shape: &Shape, verify: bool, rng: &mut Rng) -> (Vec<i32>, Option<Vec<i32>>) {
     let slot = |rng: &mut Rng| match rng.chance(70) {
@@ -139,8 +187,8 @@ fn without_pool(shape: &Shape, verify: bool, rng: &mut Rng) -> (Vec<i32>, Option
     let slots = (0..shape.requests * shape.columns).map(|_| slot(rng));
     let slots = slots.collect();
     let count = |rng: &mut Rng| match rng.chance(20) {
-        true => outside(shape.columns, rng),
-        false => rng.between(1, shape.columns) as i32,
+        true => outside(shape.accepted_limit(), rng),
+        false => rng.between(1, shape.accepted_limit()) as i32,
     };
     let accepted = verify.then(|| (0..shape.requests).map(|_| count(rng)).collect());
     (slots, accepted)

@@ -130,9 +130,13 @@ impl World {
         let shape = &mut base.shape;
         let conv_slot = shape.conv_slot_stride - 3 * shape.dim() * shape.conv_len;
         shape.columns = COLUMNS;
+        if let Some(records) = &mut shape.records {
+            records.count = COLUMNS - 1;
+        }
         shape.conv_len = CONV_WIDTH - 1 + COLUMNS - 1 + rng.below(3);
         shape.conv_slot_stride = 3 * shape.dim() * shape.conv_len + conv_slot;
         shape.slots_stride = COLUMNS + rng.below(5);
+        crate::case::tight_records(shape);
         // Slot 0, slots of every request, and one that nobody ever gets.
         shape.pool_slots = 2 + MOST_LIVE * COLUMNS;
         base.slots = vec![-1; COLUMNS];
@@ -158,6 +162,7 @@ impl World {
         case.verify = true;
         case.slots = vec![-1; MOST_LIVE * COLUMNS];
         case.accepted = Some(vec![1; MOST_LIVE]);
+        case.token_counts = base.token_counts.as_ref().map(|_| vec![0; MOST_LIVE]);
         case
     }
 
@@ -234,6 +239,10 @@ impl World {
         };
         let pool = shape.pool_slots as i32;
         case.slots.clear();
+        if !case.verify {
+            shape.records = None;
+            case.token_counts = None;
+        }
         let mut counts = Vec::new();
         for request in &self.requests {
             case.slots.extend(request.slots);
@@ -259,6 +268,14 @@ impl World {
             }
         }
         case.accepted = case.verify.then_some(counts);
+        if let Some(counts) = &mut case.token_counts {
+            *counts = (0..bucket)
+                .map(|_| self.rng.below(tokens + 1) as i32)
+                .collect();
+            if self.rng.chance(5) {
+                counts[self.rng.below(live)] = self.rng.pick(&[-1, tokens as i32 + 1]);
+            }
+        }
         case
     }
 
@@ -282,6 +299,9 @@ impl World {
                     .projected
                     .set_bf16(row * shape.pitch + column, value);
             }
+        }
+        if case.shape.records.is_some() {
+            std::mem::swap(&mut buffers.records, &mut self.buffers.records);
         }
         std::mem::swap(&mut buffers.state, &mut self.buffers.state);
         std::mem::swap(&mut buffers.conv_cache, &mut self.buffers.conv_cache);
@@ -307,6 +327,9 @@ impl World {
                     executor.name()
                 ))
         })?;
+        if after.records.is_some() {
+            self.buffers.records = after.records.clone();
+        }
         self.buffers.state = after.state.clone();
         self.buffers.conv_cache = after.conv_cache.clone();
         let refused = case.faults();
@@ -320,7 +343,11 @@ impl World {
             if refused.iter().any(|(refused, _)| *refused == i) {
                 continue;
             }
-            let tokens = case.shape.tokens;
+            let tokens = case.tokens_of(i);
+            // One that brought nothing stands where it stood.
+            if tokens == 0 {
+                continue;
+            }
             request.accepted = self.rng.between(1, tokens);
             tally.tokens += tokens as u64;
             tally.accepted += request.accepted as u64;

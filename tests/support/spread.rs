@@ -3,6 +3,7 @@
 //! A case stays small: its slots and rows are the only memory that exists, each at a distance that
 //! no test machine could back with real memory. Anything between them is out of bounds.
 
+use kda_reference::records::RECORD_SIZE;
 use kda_runtime::{Projected, Step};
 
 use crate::{Case, MATRIX, Region};
@@ -20,6 +21,8 @@ pub struct Spread {
     pub conv_slot_stride: i64,
     /// Between slots of the state pool.
     pub state_slot_stride: i64,
+    /// Between slots of the record pool.
+    pub record_slot_stride: i64,
     /// Slots of the pools.
     pub pool_slots: i32,
     /// For each of the case's slots, the one that it becomes.
@@ -39,6 +42,7 @@ impl Spread {
             slots_stride: shape.slots_stride as i64,
             conv_slot_stride: shape.conv_slot_stride as i64,
             state_slot_stride: shape.state_slot_stride as i64,
+            record_slot_stride: shape.records.map_or(0, |records| records.slot_stride as i64),
             pool_slots: shape.pool_slots as i32,
             slots: (0..shape.pool_slots as i32).collect(),
         }
@@ -80,6 +84,11 @@ impl Spread {
             self.state_slot_stride,
             shape.heads * MATRIX,
         );
+        if let Some(records) = &mut step.records {
+            records.slot_stride = self.record_slot_stride;
+            let width = records.count * shape.heads * RECORD_SIZE;
+            long(&mut records.buffer.elements, pool, self.record_slot_stride, width);
+        }
     }
 
     fn pieces(&self, case: &Case, name: &str, region: &Region) -> Vec<Piece> {
@@ -132,6 +141,11 @@ impl Spread {
                 shape.heads * MATRIX,
                 case.state_bytes(),
             ),
+            "records" => {
+                let records = shape.records.expect("a shape with records");
+                let width = records.count * shape.heads * RECORD_SIZE;
+                slots(records.slot_stride, self.record_slot_stride, width, 4)
+            }
             _ => vec![(0, 0, region.len)],
         }
     }

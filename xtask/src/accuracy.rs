@@ -181,6 +181,7 @@ fn exact_step(case: &Case, state: &[f64]) -> Result<kda_reference::oracle::Exact
         norm: &data.norm,
         slots: &[1],
         accepted: None,
+        token_counts: None,
     };
     let mut lines = vec![bf16::ZERO; 2 * shape.conv_slot_stride];
     lines[shape.conv_slot_stride..].copy_from_slice(&data.windows);

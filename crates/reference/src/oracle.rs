@@ -69,15 +69,15 @@ impl<'a> Oracle<'a> {
     ///
     /// # Errors
     ///
-    /// Whatever [`Shape::validate`] finds.
+    /// Whatever [`Shape::validate`] finds; a shape with records among it, whose steps start from a
+    /// state that the caller makes with [`records::repeat`](crate::records::repeat).
     pub fn new(
         shape: &'a Shape,
         inputs: &'a Inputs<'a>,
         conv_cache: &'a [bf16],
         state: &'a [f32],
     ) -> Result<Self, Error> {
-        let no_records = Shape { records: None, ..*shape };
-        no_records.validate(inputs, conv_cache, state, None)?;
+        shape.validate(inputs, conv_cache, state, None)?;
         let f_b = inputs.f_b.iter().map(|x| x.to_f64()).collect();
         Ok(Oracle {
             shape,

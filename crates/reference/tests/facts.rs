@@ -235,6 +235,7 @@ fn rounding_out_is_the_last_thing() {
     let pools = Pools {
         conv_cache: &mut conv_cache,
         state: &mut state,
+        records: None,
     };
     step::run(&launch.shape, &launch.inputs(), pools, &mut out).unwrap();
     let unrounded = launch.run().1;

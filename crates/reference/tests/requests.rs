@@ -4,8 +4,10 @@ mod common;
 
 use common::{GATE, Launch};
 use half::bf16;
+use kda_reference::records::RECORD_SIZE;
 use kda_reference::{
-    ConvLayout, Error, Fault, FaultKind, NullRule, Plan, Shape, StateType, decode_conv_weight,
+    ConvLayout, Error, Fault, FaultKind, Metadata, NullRule, Plan, RecordShape, Shape, StateType,
+    decode_conv_weight,
 };
 
 #[test]
@@ -179,7 +181,12 @@ fn null_requests_and_faults_touch_nothing() {
 #[test]
 fn the_null_rule_decides_about_slot_0() {
     let mut shape = Shape::dense(1, 1, 1, GATE);
-    let plan = |shape: &Shape| shape.plan(&[0], None, 0);
+    let metadata = |slots: &'static [i32]| Metadata {
+        slots,
+        accepted: None,
+        token_counts: None,
+    };
+    let plan = |shape: &Shape| shape.plan(&metadata(&[0]), 0);
     assert_eq!(plan(&shape), Plan::Null);
     shape.null_rule = NullRule::Negative;
     assert_eq!(
@@ -191,8 +198,8 @@ fn the_null_rule_decides_about_slot_0() {
             checkpoints: vec![Some(0)]
         }
     );
-    assert_eq!(shape.plan(&[-1], None, 0), Plan::Null);
-    assert_eq!(shape.plan(&[i32::MIN], None, 0), Plan::Null);
+    assert_eq!(shape.plan(&metadata(&[-1]), 0), Plan::Null);
+    assert_eq!(shape.plan(&metadata(&[i32::MIN]), 0), Plan::Null);
 }
 
 #[test]
@@ -251,7 +258,7 @@ fn shapes_that_do_not_fit_are_refused() {
         edit(&mut launch);
         launch
             .shape
-            .validate(&launch.inputs(), &launch.conv_cache, &launch.state)
+            .validate(&launch.inputs(), &launch.conv_cache, &launch.state, None)
             .unwrap_err()
     };
     assert_eq!(
@@ -290,4 +297,108 @@ fn shapes_that_do_not_fit_are_refused() {
             needed: 4
         }
     );
+}
+
+/// A launch of `tokens` tokens with records of `count` tokens after the first.
+fn with_records(heads: usize, requests: usize, tokens: usize, count: usize) -> Shape {
+    let mut shape = Shape::dense(heads, requests, tokens, GATE);
+    shape.columns = 1;
+    shape.slots_stride = 1;
+    shape.conv_len = 3 + count;
+    shape.conv_slot_stride = 3 * shape.dim() * shape.conv_len;
+    shape.pool_slots = requests + 1;
+    shape.records = Some(RecordShape {
+        count,
+        slot_stride: count * heads * RECORD_SIZE,
+    });
+    shape
+}
+
+#[test]
+fn records_stand_for_checkpoints() {
+    // Twice a step of three tokens, of which two are accepted in between.
+    let mut records = Launch::random(with_records(2, 1, 3, 3), 5);
+    let mut checkpoints = records.clone();
+    checkpoints.records = None;
+    checkpoints.slots = vec![1, 2, 3];
+    let shape = &mut checkpoints.shape;
+    (shape.records, shape.columns, shape.slots_stride) = (None, 3, 3);
+    shape.pool_slots = 4;
+    checkpoints.state.resize(4 * shape.state_slot_stride, 0.0);
+    checkpoints.conv_cache.resize(4 * shape.conv_slot_stride, bf16::ZERO);
+    assert_eq!(records.run().1, checkpoints.run().1);
+    assert_eq!(records.state(1, 1), checkpoints.state(1, 1));
+    for launch in [&mut records, &mut checkpoints] {
+        launch.accepted = Some(vec![2]);
+    }
+    let (a, b) = (records.run().1, checkpoints.run().1);
+    // The step multiplies and adds in two roundings, a record in one.
+    let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * b.abs().max(1e-3);
+    assert!(a.iter().zip(&b).all(close));
+    assert_eq!(records.line(1, 7), checkpoints.line(1, 7));
+    assert!(a.iter().any(|x| *x != 0.0));
+}
+
+#[test]
+fn records_bound_what_may_be_accepted() {
+    let mut launch = Launch::random(with_records(1, 4, 2, 3), 9);
+    // The only slots are 0 to 4; columns past the first do not exist.
+    launch.accepted = Some(vec![1, 4, 5, 0]);
+    let (report, _) = launch.run();
+    let fault = |request| Fault {
+        request,
+        kind: FaultKind::AcceptedOutOfRange,
+    };
+    assert_eq!(report.faults, [fault(2), fault(3)]);
+    launch.shape.records = launch.shape.records.map(|r| RecordShape { count: 0, ..r });
+    let refused = launch.shape.validate(
+        &launch.inputs(),
+        &launch.conv_cache,
+        &launch.state,
+        launch.records.as_deref(),
+    );
+    let found = Error::RecordsTooFew {
+        records: 0,
+        tokens: 2,
+    };
+    assert_eq!(refused, Err(found));
+}
+
+#[test]
+fn a_ragged_request_does_as_a_step_of_its_tokens() {
+    let mut launch = Launch::random(Shape::dense(1, 6, 3, GATE), 11);
+    launch.token_counts = Some(vec![3, 2, 1, 0, 4, -1]);
+    let before = launch.clone();
+    let (report, out) = launch.run();
+    let fault = |request| Fault {
+        request,
+        kind: FaultKind::TokensOutOfRange,
+    };
+    assert_eq!(report.faults, [fault(4), fault(5)]);
+    for (request, tokens) in [(0, 3), (1, 2), (2, 1), (3, 0)] {
+        let rows = &out[request * 3 * 128..][..3 * 128];
+        assert!(rows[..tokens * 128].iter().all(|x| x.is_finite() && *x != 0.0));
+        // What the request does not bring keeps its bytes.
+        assert!(rows[tokens * 128..].iter().all(|x| x.is_nan()));
+        let slot = |token| before.slots[request * 3 + token] as usize;
+        for token in 0..3 {
+            let kept = launch.state(slot(token), 0) == before.state(slot(token), 0);
+            assert_eq!(kept, token >= tokens, "request {request} token {token}");
+        }
+        let (old, new) = (before.line(slot(0), 5), launch.line(slot(0), 5));
+        assert_eq!(old[tokens + 2..], new[tokens + 2..]);
+        assert_eq!(old == new, tokens == 0);
+        let mut alone = before.clone();
+        alone.shape.tokens = tokens.max(1);
+        alone.shape.requests = 1;
+        alone.token_counts = None;
+        alone.projected.drain(..request * 3 * alone.shape.pitch);
+        alone.slots.drain(..request * 3);
+        alone.accepted = Some(vec![1]);
+        if tokens > 0 {
+            assert_eq!(alone.run().1[..tokens * 128], rows[..tokens * 128]);
+            assert_eq!(alone.state(slot(0), 0), launch.state(slot(0), 0));
+        }
+    }
+    assert!(out[4 * 3 * 128..].iter().all(|x| x.to_bits() == 0));
 }

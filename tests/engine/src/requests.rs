@@ -104,10 +104,12 @@ impl Request {
                 norm: &weights.norm,
                 slots: &[1],
                 accepted: None,
+                token_counts: None,
             };
             let pools = Pools {
                 conv_cache: &mut line,
                 state: &mut pool,
+                records: None,
             };
             let mut out = vec![bf16::ZERO; dim];
             step::run(&shape, &inputs, pools, &mut out).expect("a legal step");

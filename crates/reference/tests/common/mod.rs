@@ -22,6 +22,8 @@ pub struct Launch {
     pub norm: Vec<f32>,
     pub slots: Vec<i32>,
     pub accepted: Option<Vec<i32>>,
+    pub token_counts: Option<Vec<i32>>,
+    pub records: Option<Vec<f32>>,
     pub conv_cache: Vec<bf16>,
     pub state: Vec<f32>,
 }
@@ -39,6 +41,10 @@ impl Launch {
             norm: vec![1.0; HEAD_DIM],
             slots: (1..=(shape.requests * shape.slots_stride) as i32).collect(),
             accepted: (shape.tokens > 1).then(|| vec![1; shape.requests]),
+            token_counts: None,
+            records: shape
+                .records
+                .map(|records| vec![0.0; shape.pool_slots * records.slot_stride]),
             conv_cache: vec![bf16::ZERO; shape.pool_slots * shape.conv_slot_stride],
             state: vec![0.0; shape.pool_slots * shape.state_slot_stride],
             shape,
@@ -86,6 +92,7 @@ impl Launch {
             norm: &self.norm,
             slots: &self.slots,
             accepted: self.accepted.as_deref(),
+            token_counts: self.token_counts.as_deref(),
         }
     }
 
@@ -97,11 +104,14 @@ impl Launch {
     pub fn run(&mut self) -> (Report, Vec<f32>) {
         let mut out = vec![f32::NAN; self.shape.rows() * self.shape.out_stride];
         let (mut conv_cache, mut state) = (self.conv_cache.clone(), self.state.clone());
+        let mut records = self.records.clone();
         let pools = Pools {
             conv_cache: &mut conv_cache,
             state: &mut state,
+            records: records.as_deref_mut(),
         };
         let report = step::run_unrounded(&self.shape, &self.inputs(), pools, &mut out).unwrap();
+        self.records = records;
         self.conv_cache = conv_cache;
         self.state = state;
         (report, out)
