@@ -84,6 +84,7 @@ impl Ranking {
             heads,
             tokens,
             requests,
+            records: _,
         } = self.size;
         let (best, times) = &self.times[0];
         let second = self
@@ -201,6 +202,7 @@ mod tests {
             heads: 12,
             tokens: 1,
             requests: 8,
+            records: false,
         };
         let times = [("split1-256x8-block", 6.0), ("split8-128x8-cluster", 5.0)];
         let times = times.map(|(mode, median)| {

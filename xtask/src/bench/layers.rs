@@ -2,13 +2,15 @@
 //! what a launch leaves. Knows no clock.
 
 use std::error::Error;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
-use kda_reference::{Gate, Shape, StateType};
-use kda_runtime::{Buffer, PreparedKda, Step, Stream};
+use kda_reference::records::RECORD_SIZE;
+use kda_reference::{Gate, RecordShape, Shape, StateType};
+use kda_runtime::{Buffer, PreparedKda, Step, StepKind, Stream};
 use kda_tests::cuda::{DeviceMemory, check};
 use kda_tests::rng::Rng;
-use kda_tests::{Buffers, Case, Limits, Regime, placed};
+use kda_tests::{Buffers, Case, Data, Limits, Regime, placed};
 
 use super::bare::{BareKernels, Edge, GemvOperands};
 use super::record::Size;
@@ -160,9 +162,14 @@ impl Layers {
         bare: &BareKernels,
         layer: usize,
     ) -> Result<(), Box<dyn Error>> {
+        let mut step = self.steps[layer];
+        if self.size.records {
+            // One state is read and one written.
+            (step.kind, step.accepted) = (StepKind::Decode, None);
+        }
         // SAFETY: as in `enqueue`; `case` names live slots and counts only, the state is f32 and
         // its tiles lie side by side.
-        unsafe { bare.in_place(stream, self.size.heads, &self.steps[layer]) }
+        unsafe { bare.in_place(stream, self.size.heads, &step) }
     }
 
     /// Enqueues the multiplication ahead of a layer, which writes the projected rows again.
@@ -223,6 +230,7 @@ fn case(size: Size) -> Case {
         heads,
         requests,
         tokens,
+        records,
     } = size;
     let gate = Gate::LowerBound { lower_bound: -5.0 };
     let limits = Limits {
@@ -232,6 +240,8 @@ fn case(size: Size) -> Case {
         gates: vec![gate],
         state_types: vec![StateType::F32],
         biases: vec![false],
+        ragged: vec![false],
+        records: vec![records],
         regimes: vec![Regime::Plain],
         max_pool_bytes: usize::MAX,
         ..Limits::default()
@@ -240,6 +250,18 @@ fn case(size: Size) -> Case {
     let mut case = Case::sized(1, &limits, heads, requests);
     let mut rng = Rng::stream(1, 99);
     case.shape = Shape::dense(heads, requests, tokens, gate);
+    if records {
+        let shape = &mut case.shape;
+        (shape.columns, shape.slots_stride) = (1, 1);
+        shape.pool_slots = requests + 1;
+        shape.records = Some(RecordShape {
+            count: tokens - 1,
+            slot_stride: (tokens - 1) * heads * RECORD_SIZE,
+        });
+        // As many as the shape has: the case drew others.
+        let data = Data::random(shape, false, Regime::Plain, &mut Rng::stream(1, 98));
+        case.data = Arc::new(data);
+    }
     case.skew = Default::default();
     case.verify = tokens > 1;
     case.accepted = case.verify.then(|| {
@@ -247,7 +269,7 @@ fn case(size: Size) -> Case {
             .map(|_| 1 + rng.below(tokens) as i32)
             .collect()
     });
-    let mut slots: Vec<i32> = (1..=(requests * tokens) as i32).collect();
+    let mut slots: Vec<i32> = (1..case.shape.pool_slots as i32).collect();
     rng.shuffle(&mut slots);
     case.slots = slots;
     case

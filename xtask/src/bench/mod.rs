@@ -66,6 +66,7 @@ impl Sizes {
                     heads,
                     tokens,
                     requests,
+                    records: false,
                 }));
             }
         }
@@ -77,6 +78,9 @@ impl Sizes {
 pub struct Options {
     #[command(flatten)]
     sizes: Sizes,
+    /// Verify steps that keep records in place of checkpoints
+    #[arg(long)]
+    records: bool,
     /// Schedules, with `+early` for caches read early; `default` stands for the default policy
     #[arg(long, value_delimiter = ',', default_value = "default")]
     mode: Vec<String>,
@@ -186,7 +190,8 @@ fn measure_all(options: &Options, published: &Published) -> Result<Vec<Record>, 
         keep(ceilings.into_iter().map(Record::Ceiling).collect())?;
     }
     println!("{}", report::HEADER);
-    for size in options.sizes.all() {
+    for mut size in options.sizes.all() {
+        size.records = options.records && size.tokens > 1;
         keep(bench.size(options, size, published)?)?;
     }
     Ok(records)

@@ -87,6 +87,7 @@ impl Published {
                         heads,
                         tokens: table.tokens,
                         requests,
+                        records: false,
                     };
                     (table.name.as_str(), size, us)
                 })
@@ -105,6 +106,7 @@ mod tests {
             heads,
             tokens,
             requests,
+            records: false,
         }
     }
 

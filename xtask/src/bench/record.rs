@@ -21,6 +21,9 @@ pub struct Size {
     pub tokens: usize,
     /// Requests.
     pub requests: usize,
+    /// Whether a verify step keeps records in place of checkpoints.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub records: bool,
 }
 
 impl Size {
@@ -32,9 +35,16 @@ impl Size {
         }
     }
 
-    /// Bytes of f32 state that a step reads and writes.
+    /// Bytes of f32 state, and of records, that a step reads and writes; half of the records of the
+    /// step before are accepted.
     pub fn state_bytes(self) -> f64 {
-        (self.requests * self.heads * (1 + self.tokens) * (64 << 10)) as f64
+        let state = 64 << 10;
+        let head = if self.records {
+            2 * state + (self.tokens - 1) * 1536 * 3 / 2
+        } else {
+            (1 + self.tokens) * state
+        };
+        (self.requests * self.heads * head) as f64
     }
 }
 
@@ -220,6 +230,7 @@ mod tests {
             heads: 12,
             tokens: 4,
             requests: 16,
+            records: false,
         };
         let (median, min, p90) = (2.5, 2.0, 3.0);
         let mut cell = Cell::new(

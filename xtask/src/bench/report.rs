@@ -30,6 +30,7 @@ pub fn row(cell: &Cell, bare: Option<f64>, published: &Published) -> String {
         heads,
         tokens,
         requests,
+        records,
     } = cell.size;
     let number = |value: Option<f64>, width: usize, digits: usize| match value {
         Some(value) => format!("{value:width$.digits$}"),
@@ -40,7 +41,7 @@ pub fn row(cell: &Cell, bare: Option<f64>, published: &Published) -> String {
     let above = above.map_or(format!("{:>6}", "-"), |percent| format!("{percent:+5.1}%"));
     let public = published.public(cell.setting, cell.size);
     format!(
-        "{heads:5} {tokens:6} {requests:5} {:8.3} {} {} {:6.3} {} {} {above} {} {}  {} {}{}",
+        "{heads:5} {tokens:6} {requests:5} {:8.3} {} {} {:6.3} {} {} {above} {} {}  {} {}{}{}",
         cell.us,
         number(cell.min_us, 8, 3),
         number(cell.p90_us, 8, 3),
@@ -51,6 +52,7 @@ pub fn row(cell: &Cell, bare: Option<f64>, published: &Published) -> String {
         number(public.map(|public| public / cell.us), 6, 2),
         cell.setting,
         cell.mode,
+        if records { " records" } else { "" },
         match cell.implementation.as_str() {
             OURS => String::new(),
             other => format!("  ({other})"),
@@ -65,8 +67,10 @@ pub fn ceiling(ceiling: &Ceiling) -> String {
             heads,
             tokens,
             requests,
+            records,
         } = size;
-        format!(" of {heads} heads, {tokens} tokens, {requests} requests")
+        let records = if records { ", records" } else { "" };
+        format!(" of {heads} heads, {tokens} tokens, {requests} requests{records}")
     });
     let speed = ceiling.tb_per_s;
     let speed = speed.map_or(String::new(), |speed| format!(", {speed:.3} TB/s"));
@@ -108,6 +112,7 @@ pub fn against(records: &[Record], others: &[Record]) -> String {
             heads,
             tokens,
             requests,
+            records: _,
         } = cell.size;
         text += &format!(
             "{heads:5} {tokens:6} {requests:5} {:8.3} {:8.3} {:6.3}  {} {}: {} {}\n",
@@ -134,6 +139,7 @@ mod tests {
             heads: 12,
             tokens: 1,
             requests,
+            records: false,
         };
         let (min, p90) = (median - 0.5, median + 0.5);
         Cell::new(size, mode, Times { median, min, p90 })
