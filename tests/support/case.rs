@@ -24,6 +24,8 @@ pub struct Skew {
     pub projected: usize,
     /// The convolution cache, 0 to 7.
     pub conv_cache: usize,
+    /// A projected gate input, 0 to 7.
+    pub gate_input: usize,
     /// `out`, 0 to 7.
     pub out: usize,
     /// Every f32 operand, 0 to 3.
@@ -83,12 +85,11 @@ impl Case {
     /// As [`Case::random`], with the heads and the requests given; requests are dropped where the
     /// pools would pass `limits.max_pool_bytes`.
     pub fn sized(seed: u64, limits: &Limits, heads: usize, requests: usize) -> Case {
-        let (shape, verify, bias) = Case::settings(seed, limits, heads);
-        Case::complete(seed, limits, shape, verify, bias, requests)
+        Case::complete(seed, limits, Case::settings(seed, limits, heads), requests)
     }
 
     /// What a kernel is specialised for.
-    fn settings(seed: u64, limits: &Limits, heads: usize) -> (Shape, bool, bool) {
+    fn settings(seed: u64, limits: &Limits, heads: usize) -> Settings {
         let mut rng = limits.specialisation_rng(seed);
         rng.word();
         let tokens = rng.pick(&limits.tokens);
@@ -98,17 +99,26 @@ impl Case {
         shape.null_rule = rng.pick(&limits.null_rules);
         shape.state_type = rng.pick(&limits.state_types);
         let bias = rng.pick(&limits.biases);
-        (shape, tokens > 1 || rng.chance(40), bias)
+        Settings {
+            shape,
+            verify: tokens > 1 || rng.chance(40),
+            bias,
+            projected_gate: rng.pick(&limits.projected_gates),
+        }
     }
 
     fn complete(
         seed: u64,
         limits: &Limits,
-        mut shape: Shape,
-        verify: bool,
-        bias: bool,
+        settings: Settings,
         requests: usize,
     ) -> Case {
+        let Settings {
+            mut shape,
+            verify,
+            bias,
+            projected_gate,
+        } = settings;
         let mut rng = Rng::stream(seed, 2);
         shape.columns = shape.tokens + if verify { slack(&mut rng, 4) } else { 0 };
         // A stream of its own: what the others draw does not depend on it.
@@ -127,10 +137,17 @@ impl Case {
         if empty {
             shape.pool_slots = 0;
         }
-        let skew = skew(&mut rng);
+        let mut skew = skew(&mut rng);
+        gate_room(&mut shape, &mut skew, &mut rare);
         let regime = rng.pick(&limits.regimes);
         let (slots, accepted) = crate::slots::draw(&shape, verify, limits.odd_percent, &mut rng);
-        let data = Data::random(&shape, bias, regime, &mut Rng::stream(seed, 3));
+        let data = Data::random(
+            &shape,
+            bias,
+            projected_gate,
+            regime,
+            &mut Rng::stream(seed, 3),
+        );
         Case {
             seed,
             shape,
@@ -149,6 +166,7 @@ impl Case {
         let mut case = self.clone();
         strides(&mut case.shape, rng);
         case.skew = skew(rng);
+        gate_room(&mut case.shape, &mut case.skew, rng);
         if slot_bytes(&case.shape) * case.shape.pool_slots > max_pool_bytes {
             let shape = &mut case.shape;
             shape.conv_slot_stride = 3 * shape.dim() * shape.conv_len;
@@ -195,6 +213,11 @@ impl Case {
         self.data.conv_bias.is_some()
     }
 
+    /// Whether the gate's input is an operand.
+    pub fn projected_gate(&self) -> bool {
+        self.data.gate_input.is_some()
+    }
+
     /// Bytes of one state element.
     pub fn state_bytes(&self) -> usize {
         state_bytes(self.shape.state_type)
@@ -225,15 +248,18 @@ impl Case {
         case.slots = per_request(&self.slots, shape.columns);
         case.accepted = self.accepted.as_ref().map(|a| per_request(a, 1));
         let (mut projected, mut windows, mut states) = (Vec::new(), Vec::new(), Vec::new());
+        let mut gates = Vec::new();
         for &request in order {
-            for token in 0..tokens {
-                projected.extend_from_slice(self.data.row(shape, request * tokens + token));
+            for row in request * tokens..(request + 1) * tokens {
+                projected.extend_from_slice(self.data.row(shape, row));
+                gates.extend_from_slice(self.data.gate_row(shape, row));
             }
             windows.extend_from_slice(self.data.window(shape, request));
             states.extend_from_slice(self.data.state(shape, request));
         }
         case.data = Arc::new(Data {
             projected,
+            gate_input: self.projected_gate().then_some(gates),
             windows,
             states,
             ..(*self.data).clone()
@@ -257,14 +283,26 @@ impl Case {
         let projected = (0..requests)
             .flat_map(|r| self.data.row(shape, r * shape.tokens + token).to_vec())
             .collect();
+        let gates = (0..requests)
+            .flat_map(|r| self.data.gate_row(shape, r * shape.tokens + token).to_vec())
+            .collect();
         case.data = Arc::new(Data {
             projected,
+            gate_input: self.projected_gate().then_some(gates),
             windows,
             states,
             ..(*self.data).clone()
         });
         case
     }
+}
+
+/// What a kernel is specialised for.
+struct Settings {
+    shape: Shape,
+    verify: bool,
+    bias: bool,
+    projected_gate: bool,
 }
 
 fn slack(rng: &mut Rng, most: usize) -> usize {
@@ -290,8 +328,15 @@ fn strides(shape: &mut Shape, rng: &mut Rng) {
         };
 }
 
+/// Stride and start of a projected gate input, drawn after everything else.
+fn gate_room(shape: &mut Shape, skew: &mut Skew, rng: &mut Rng) {
+    shape.gate_stride = shape.dim() + slack(rng, 30);
+    skew.gate_input = rng.below(8);
+}
+
 fn skew(rng: &mut Rng) -> Skew {
     Skew {
+        gate_input: 0,
         projected: rng.below(8),
         conv_cache: rng.below(8),
         out: rng.below(8),
@@ -325,7 +370,7 @@ impl fmt::Display for Case {
         let s = &self.shape;
         write!(
             f,
-            "seed {:#018x}: {} heads {} requests {} tokens {} columns {}, {}, {}, {}, {}, {} state, \
+            "seed {:#018x}: {} heads {} requests {} tokens {} columns {}, {} gate {}, {}, {}, {}, {} state, \
              {:?}, pitch {} conv length {}",
             self.seed,
             if self.verify { "verify" } else { "decode" },
@@ -333,6 +378,7 @@ impl fmt::Display for Case {
             s.requests,
             s.tokens,
             s.columns,
+            gate_input_name(self.projected_gate()),
             gate_name(s.gate),
             if self.bias() { "bias" } else { "no bias" },
             layout_name(s.conv_layout),
@@ -350,6 +396,14 @@ pub fn gate_name(gate: Gate) -> &'static str {
     match gate {
         Gate::LowerBound { .. } => "lower bound",
         Gate::Softplus => "softplus",
+    }
+}
+
+/// Word for the gate's input.
+pub fn gate_input_name(projected: bool) -> &'static str {
+    match projected {
+        false => "low-rank",
+        true => "projected",
     }
 }
 

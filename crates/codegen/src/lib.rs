@@ -33,7 +33,7 @@ pub use nvrtc::{CompiledKernel, Nvrtc, Resources};
 pub use schedule::Launch;
 pub use source::Source;
 pub use spec::{
-    Arch, ConvLayout, EarlyReads, GateKind, GateSchedule, KernelSpec, Mode, NullRule, Role,
+    Arch, ConvLayout, EarlyReads, GateInput, GateKind, GateSchedule, KernelSpec, Mode, NullRule, Role,
     StateDtype,
 };
 

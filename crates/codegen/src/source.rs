@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::{
-    ConvLayout, EarlyReads, Error, GateKind, GateSchedule, KernelSpec, NullRule, Role, StateDtype,
+    ConvLayout, EarlyReads, Error, GateInput, GateKind, GateSchedule, KernelSpec, NullRule, Role, StateDtype,
     operands,
 };
 
@@ -95,6 +95,7 @@ struct Constants<'a> {
     conv_bias: bool,
     conv_token_first: bool,
     lower_bound_gate: bool,
+    projected_gate: bool,
     null_non_positive: bool,
     dependent_launch: bool,
     state_type: &'static str,
@@ -132,6 +133,7 @@ pub fn render(spec: &KernelSpec) -> Result<Source, Error> {
         conv_bias,
         conv_layout,
         gate,
+        gate_input,
         null_rule,
         state_dtype,
         early_reads,
@@ -168,6 +170,7 @@ pub fn render(spec: &KernelSpec) -> Result<Source, Error> {
         conv_bias,
         conv_token_first: conv_layout == ConvLayout::TokenFirst,
         lower_bound_gate: gate == GateKind::LowerBound,
+        projected_gate: gate_input == GateInput::Projected,
         null_non_positive: null_rule == NullRule::NonPositive,
         dependent_launch: arch.has_clusters(),
         state_type,

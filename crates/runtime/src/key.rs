@@ -48,7 +48,7 @@ impl fmt::Display for KernelKey {
 pub(crate) type Field = (&'static str, String);
 
 /// How many leading fields of [`Identity::fields`] are the specialisation's.
-pub(crate) const SPEC_FIELDS: usize = 12;
+pub(crate) const SPEC_FIELDS: usize = 13;
 
 /// A kernel before it is compiled.
 pub(crate) struct Identity {
@@ -71,6 +71,7 @@ impl Identity {
             conv_bias,
             conv_layout,
             gate,
+            gate_input,
             null_rule,
             state_dtype,
             early_reads,
@@ -85,6 +86,7 @@ impl Identity {
             ("conv_bias", conv_bias.to_string()),
             ("conv_layout", conv_layout.to_string()),
             ("gate", gate.to_string()),
+            ("gate_input", gate_input.to_string()),
             ("null_rule", null_rule.to_string()),
             ("state_dtype", state_dtype.to_string()),
             ("early_reads", early_reads.to_string()),

@@ -232,6 +232,7 @@ fn case(size: Size) -> Case {
         gates: vec![gate],
         state_types: vec![StateType::F32],
         biases: vec![false],
+        projected_gates: vec![false],
         regimes: vec![Regime::Plain],
         max_pool_bytes: usize::MAX,
         ..Limits::default()
