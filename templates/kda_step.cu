@@ -48,12 +48,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     const int* slot_row = slots + (i64)request * geometry.slots_stride;
     const SlotValues slot_values = load_slots(slot_row, accepted + request, token_counts + request, lane, geometry);
 
-    GateInput gate_input;
+    GateInputs gate_inputs;
     ConvInputs conv_inputs;
     bf16_bits output_gate_bits[OUTPUT_TOKENS];
     bf16_bits beta_bits;  // lane t holds token t's
     auto load_chunk = [&](int first) {
-        load_gate_input(gate_input, f_a + first_row * geometry.f_a_pitch, first, geometry.f_a_pitch);
+        const i64 pitch = PROJECTED_GATE ? geometry.gate_input_pitch : geometry.f_a_pitch;
+        const bf16_bits* rows = PROJECTED_GATE ? gate_input + head * HEAD_DIM : f_a;
+        load_gate_inputs(gate_inputs, rows + first_row * pitch, first, pitch);
         load_raw(conv_inputs, qkv + first_row * geometry.qkv_pitch, first, head, rank, geometry.qkv_pitch);
     };
     auto load_projected = [&]() {
@@ -99,11 +101,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
         if (RAGGED && !SHARED_GATE && first >= own.tokens) break;
         if (first > 0) load_chunk(first);
         if constexpr (STAGED_INPUT) {
-            stage_gate_input(shared, gate_input, first);
+            stage_gate_inputs(shared, gate_inputs, first);
             // F_A of the chunk is in shared memory.
             __syncthreads();
         }
-        compute_gates(shared, gate_weights, gate_input, first, lower_bound, rank);
+        if constexpr (PROJECTED_GATE) compute_projected_gates(shared, gate_weights, gate_inputs, first, lower_bound);
+        else compute_gates(shared, gate_weights, gate_inputs, first, lower_bound, rank);
         convolve(shared, conv_inputs, conv_weights, first, own.tokens, line, head, rank, geometry);
     }
     // With several chunks the registers go to their inputs first.

@@ -230,7 +230,7 @@ fn a_c_program_decodes_and_verifies() {
         let before = Buffers::new(&case);
         let config = placed::config(&case, EarlyReads::Weights);
         let kinds = [placed::kind(&case)];
-        let policies = Policies::for_device(Arch::Sm90a, 1, config.early_reads, &kinds);
+        let policies = Policies::for_device(Arch::Sm90a, &config, &kinds);
         let plan = Plan::new(Arch::Sm90a, &config, &policies).unwrap();
         let reset = KernelSpec::reset(Arch::Sm90a, config.null_rule, config.state_dtype);
         let ptx: Vec<Kernel> = plan

@@ -132,8 +132,7 @@ impl Placed {
     fn prepare(&self, device: &Device, stream: Stream, kernels: &KernelCache) -> PreparedKda {
         let kinds = [placed::kind(&self.case)];
         let config = self.config();
-        let policies =
-            Policies::for_device(device.arch(), config.heads, config.early_reads, &kinds);
+        let policies = Policies::for_device(device.arch(), &config, &kinds);
         PreparedKda::prepare_caches(device, stream, &config, &policies, kernels).unwrap()
     }
 }
@@ -201,7 +200,7 @@ fn random_launches_through_the_driver_lie_within_the_bounds() {
             };
             for seed in 0..8 {
                 let case = Case::random(seed, &limits);
-                let mode = placed::mode_texts(executor.device.arch())[seed as usize].clone();
+                let mode = executor.modes(&case)[seed as usize].clone();
                 judge(&mut executor, &case, &mode).unwrap();
             }
         },
@@ -237,8 +236,7 @@ fn c34_a_capture_holds_one_kernel_node_and_survives_what_happens_meanwhile() {
             // Preparing on the captured stream, and asking for faults.
             let config = placed.config();
             let kinds = [placed::kind(&placed.case)];
-            let policies =
-                Policies::for_device(device.arch(), config.heads, config.early_reads, &kinds);
+            let policies = Policies::for_device(device.arch(), &config, &kinds);
             let refused =
                 PreparedKda::prepare_caches(&device, stream, &config, &policies, &kernels);
             assert!(matches!(refused.err(), Some(Error::Capturing)));
@@ -567,7 +565,7 @@ fn c40_a_text_newer_than_the_driver_and_a_missing_entry_are_named() {
             let stream = cuda::new_stream().unwrap();
             let config = Config::kimi_k3(1);
             let kinds = [StepKind::Decode];
-            let policies = Policies::for_device(device.arch(), 1, config.early_reads, &kinds);
+            let policies = Policies::for_device(device.arch(), &config, &kinds);
             let prepare = |alter: fn(&mut kda_runtime::Kernel)| {
                 let kernels = Altered(compiled(), alter);
                 PreparedKda::prepare_caches(&device, stream, &config, &policies, &kernels)

@@ -46,6 +46,7 @@ fn limits(tokens: usize) -> Limits {
         gates: vec![Gate::LowerBound { lower_bound: -5.0 }],
         state_types: vec![StateType::F32],
         biases: vec![true],
+        projected_gates: vec![false],
         regimes: vec![Regime::Plain],
         ..Limits::default()
     }
@@ -161,9 +162,10 @@ fn exchanged_operands_are_caught() {
         let f_b = swap(|b| {
             for (row, column) in (0..128).flat_map(|r| (0..r).map(move |c| (r, c))) {
                 let (i, j) = (row * 128 + column, column * 128 + row);
-                let (x, y) = (b.f_b.bf16(i), b.f_b.bf16(j));
-                b.f_b.set_bf16(i, y);
-                b.f_b.set_bf16(j, x);
+                let f_b = b.f_b.as_mut().unwrap();
+                let (x, y) = (f_b.bf16(i), f_b.bf16(j));
+                f_b.set_bf16(i, y);
+                f_b.set_bf16(j, x);
             }
         });
         is(&f_b, "state_pool", near);

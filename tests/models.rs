@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use kda_codegen::{Arch, EarlyReads};
-use kda_runtime::{Policies, StepKind, Target};
+use kda_codegen::Arch;
+use kda_runtime::{Config, Policies, StepKind, Target};
 
 /// Models, their gate and heads.
 const MODELS: [(&str, &str, usize); 3] = [
@@ -17,7 +17,7 @@ const MODELS: [(&str, &str, usize); 3] = [
 
 /// `mode ≤ requests`, fewest requests first.
 fn policies(target: Target<'_>, heads: usize, kind: StepKind) -> String {
-    let policies = Policies::for_device(target, heads, EarlyReads::Weights, &[kind]);
+    let policies = Policies::for_device(target, &Config::kimi_k3(heads), &[kind]);
     let last = policies.0.len() - 1;
     let parts = policies.0.iter().enumerate().map(|(i, policy)| {
         if i == last {

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kda_codegen::schedule::MAX_REQUESTS;
-use kda_codegen::{Arch, EarlyReads, KernelSpec, Mode};
+use kda_codegen::{Arch, EarlyReads, GateInput, KernelSpec, Mode};
 use kda_runtime::{
     Config, Error, Measurement, Plan, Policies, PolicyDefect, PolicyEntry, PolicyFile, StepKind,
     Target,
@@ -70,7 +70,8 @@ fn measured() -> PolicyFile {
     let ranked: HashSet<_> = all
         .iter()
         .filter(|m| {
-            let rule = Policies::for_device(Arch::Sm90a, m.heads, m.early_reads, &[m.kind]);
+            let rule =
+                Policies::for_device(Arch::Sm90a, &config(m.heads, m.early_reads), &[m.kind]);
             rule.serving(m.kind, m.requests)
                 .is_some_and(|policy| policy.mode == m.mode)
         })
@@ -97,6 +98,13 @@ fn the_shipped_file_is_what_was_measured() {
     assert_eq!(PolicyFile::shipped(), [expected]);
 }
 
+fn config(heads: usize, early_reads: EarlyReads) -> Config {
+    Config {
+        early_reads,
+        ..Config::kimi_k3(heads)
+    }
+}
+
 /// The mode that serves `requests` of the one kind there is.
 fn serving(policies: &Policies, requests: usize) -> Mode {
     let kind = policies.0[0].kind;
@@ -107,12 +115,9 @@ fn serving(policies: &Policies, requests: usize) -> Mode {
 #[test]
 fn the_policy_that_serves_is_the_plans() {
     for early_reads in [EarlyReads::Weights, EarlyReads::Caches] {
-        let config = Config {
-            early_reads,
-            ..Config::kimi_k3(12)
-        };
+        let config = config(12, early_reads);
         let kinds = [StepKind::Verify(4), StepKind::Decode];
-        let policies = Policies::for_device(Arch::Sm90a, 12, early_reads, &kinds);
+        let policies = Policies::for_device(Arch::Sm90a, &config, &kinds);
         let plan = Plan::new(Arch::Sm90a, &config, &policies).unwrap();
         for kind in kinds {
             for requests in [1, 2, 4, 5, 8, 9, 24, 25, 200, MAX_REQUESTS] {
@@ -141,7 +146,7 @@ fn a_measured_size_runs_in_its_mode_and_every_size_in_one() {
         for entry in file.entries() {
             let kinds = [entry.kind];
             let of = |target: Target<'_>| {
-                Policies::for_device(target, entry.heads, entry.early_reads, &kinds)
+                Policies::for_device(target, &config(entry.heads, entry.early_reads), &kinds)
             };
             let policies = of(target);
             for requests in [entry.min_requests, entry.max_requests] {
@@ -172,7 +177,8 @@ fn a_measured_size_runs_in_its_mode_and_every_size_in_one() {
 fn another_device_or_share_of_heads_follows_the_rule() {
     let kinds = [StepKind::Decode, StepKind::Verify(4), StepKind::Verify(3)];
     let weights = EarlyReads::Weights;
-    let of = |target: Target<'_>, heads| Policies::for_device(target, heads, weights, &kinds);
+    let of =
+        |target: Target<'_>, heads| Policies::for_device(target, &config(heads, weights), &kinds);
     let h200 = Target::named(Arch::Sm90a, H200);
     for other in [
         Target::named(Arch::Sm90a, "NVIDIA H200 NVL"),
@@ -197,14 +203,16 @@ fn another_device_or_share_of_heads_follows_the_rule() {
 #[test]
 fn every_mode_of_a_shipped_file_is_under_test() {
     for file in PolicyFile::shipped() {
-        let tested = placed::mode_texts(file.arch());
-        for entry in file.entries() {
-            let early = match entry.early_reads {
-                EarlyReads::Weights => "",
-                EarlyReads::Caches => "+early",
-            };
-            let text = format!("{}{early}", entry.mode);
-            assert!(tested.contains(&text), "{text} of {entry:?}");
+        for &gate_input in GateInput::ALL {
+            let tested = placed::mode_texts(file.arch(), gate_input);
+            for entry in file.entries() {
+                let early = match entry.early_reads {
+                    EarlyReads::Weights => "",
+                    EarlyReads::Caches => "+early",
+                };
+                let text = format!("{}{early}", entry.mode.with_gate_input(gate_input));
+                assert!(tested.contains(&text), "{text} of {entry:?}");
+            }
         }
     }
 }
@@ -297,12 +305,13 @@ proptest! {
         prop_assert_eq!((file.device(), file.arch(), file.date()), (&*device, arch, &*date));
         // Whatever it holds, a plan takes its policies.
         for entry in file.entries() {
-            let config = Config { early_reads: entry.early_reads, ..Config::kimi_k3(entry.heads) };
-            let kinds = [entry.kind];
-            let policies = Policies::from_file(&file, entry.heads, entry.early_reads, &kinds);
-            prop_assert!(Plan::new(arch, &config, &policies).is_ok());
-            let serves = serving(&policies, entry.max_requests);
-            prop_assert_eq!(serves, entry.mode);
+            for &gate_input in GateInput::ALL {
+                let config = Config { gate_input, ..config(entry.heads, entry.early_reads) };
+                let policies = Policies::from_file(&file, &config, &[entry.kind]);
+                prop_assert!(Plan::new(arch, &config, &policies).is_ok());
+                let serves = serving(&policies, entry.max_requests);
+                prop_assert_eq!(serves, entry.mode.with_gate_input(gate_input));
+            }
         }
     }
 }

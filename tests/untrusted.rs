@@ -457,7 +457,7 @@ fn usable(file: &PolicyFile) {
             ..Config::kimi_k3(entry.heads)
         };
         let kinds = [entry.kind];
-        let policies = Policies::from_file(file, entry.heads, entry.early_reads, &kinds);
+        let policies = Policies::from_file(file, &config, &kinds);
         let plan = Plan::new(file.arch(), &config, &policies).unwrap();
         assert!(plan.policies().count() >= 1);
         assert!(entry.microseconds.is_finite() && entry.microseconds > 0.0);

@@ -16,8 +16,10 @@ __device__ __forceinline__ bf16_bits load_cached_bits(const bf16_bits* address) 
 
 // Inputs of the step. Hiding their latency matters where a cluster works on one head; L1 where a
 // block has a head to itself.
+constexpr bool LATENCY_BOUND = SHARED_GATE || (PROJECTED_GATE && VALUE_SPLIT > 1);
+
 __device__ __forceinline__ bf16_bits load_input(const bf16_bits* address) {
-    return SHARED_GATE ? load_bits(address) : load_cached_bits(address);
+    return LATENCY_BOUND ? load_bits(address) : load_cached_bits(address);
 }
 
 // Four bf16 values at 8-byte alignment.

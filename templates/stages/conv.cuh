@@ -49,7 +49,7 @@ constexpr bool LATE_LINE = VALUE_SPLIT > 1 || (TOKENS == 1 && EARLY_CACHES);
 
 // Whether the new line's values stay in registers until it is written; else they are loaded again,
 // which costs a latency and spares registers.
-constexpr bool KEEP_LINE = SHARED_GATE && TOKENS <= CHUNK;
+constexpr bool KEEP_LINE = LATENCY_BOUND && TOKENS <= CHUNK;
 
 struct ConvInputs {
     bf16_bits window[CONV_PASSES][CONV_WIDTH - 1];  // the three inputs before `raw`

@@ -57,6 +57,7 @@ fn tight(heads: usize, requests: usize, tokens: usize, columns: usize, verify: b
         null_rules: vec![NullRule::NonPositive],
         state_types: vec![StateType::F32],
         biases: vec![false],
+        projected_gates: vec![false],
         regimes: vec![Regime::Plain],
         max_pool_bytes: 1 << 30,
         ..Limits::default()

@@ -146,8 +146,10 @@ pub struct Buffers {
     pub conv_bias: Option<Region>,
     /// bf16 pool.
     pub conv_cache: Region,
-    /// bf16 `[d, 128]`.
-    pub f_b: Region,
+    /// bf16 `[d, 128]`, with the low-rank gate.
+    pub f_b: Option<Region>,
+    /// bf16 `[rows, gate_stride]`, with a projected gate.
+    pub gate_input: Option<Region>,
     /// f32 `[heads]`.
     pub a_log: Region,
     /// f32 `[d]`.
@@ -184,7 +186,10 @@ impl Buffers {
             conv_weight: wide(3 * CONV_WIDTH * dim),
             conv_bias: case.bias().then(|| wide(3 * dim)),
             conv_cache: narrow(shape.pool_slots * shape.conv_slot_stride, skew.conv_cache),
-            f_b: narrow(dim * kda_reference::HEAD_DIM, 0),
+            f_b: (!case.projected_gate()).then(|| narrow(dim * kda_reference::HEAD_DIM, 0)),
+            gate_input: case
+                .projected_gate()
+                .then(|| narrow(shape.rows() * shape.gate_stride, skew.gate_input)),
             a_log: wide(shape.heads),
             dt_bias: wide(dim),
             norm: wide(kda_reference::HEAD_DIM),
@@ -211,7 +216,9 @@ impl Buffers {
         if let (Some(region), Some(bias)) = (&mut buffers.conv_bias, &data.conv_bias) {
             region.put_f32(bias);
         }
-        buffers.f_b.put_bf16(0, &data.f_b);
+        if let Some(region) = &mut buffers.f_b {
+            region.put_bf16(0, &data.f_b);
+        }
         buffers.a_log.put_f32(&data.a_log);
         buffers.dt_bias.put_f32(&data.dt_bias);
         buffers.norm.put_f32(&data.norm);
@@ -230,6 +237,13 @@ impl Buffers {
             for row in first_row..first_row + case.tokens_of(request) {
                 let start = row * shape.pitch;
                 buffers.projected.put_bf16(start, data.row(shape, row));
+                if let Some(region) = &mut buffers.gate_input {
+                    region.put_bf16(row * shape.gate_stride, data.gate_row(shape, row));
+                    // Nobody may look at F_A.
+                    let f_a = start + case.views().f_a;
+                    let poison = [bf16::from_bits(POISON_BF16); kda_reference::HEAD_DIM];
+                    buffers.projected.put_bf16(f_a, &poison);
+                }
             }
             let taps = CONV_WIDTH - 1;
             for (channel, window) in data.window(shape, request).chunks_exact(taps).enumerate() {
@@ -278,7 +292,14 @@ impl Buffers {
     }
 
     /// Writes a record.
-    fn put_record(&mut self, shape: &Shape, slot: usize, index: usize, head: usize, record: &[f32]) {
+    fn put_record(
+        &mut self,
+        shape: &Shape,
+        slot: usize,
+        index: usize,
+        head: usize,
+        record: &[f32],
+    ) {
         if let (Some(region), Some(records)) = (&mut self.records, &shape.records) {
             let start = shape.record_index(records, slot, index, head);
             for (i, &value) in record.iter().enumerate() {
@@ -329,7 +350,6 @@ impl Buffers {
             ("projected", &self.projected),
             ("conv_weight", &self.conv_weight),
             ("conv_cache", &self.conv_cache),
-            ("f_b", &self.f_b),
             ("a_log", &self.a_log),
             ("dt_bias", &self.dt_bias),
             ("norm", &self.norm),
@@ -337,6 +357,8 @@ impl Buffers {
             ("state_pool", &self.state),
             ("out", &self.out),
         ];
+        regions.extend(self.f_b.as_ref().map(|r| ("f_b", r)));
+        regions.extend(self.gate_input.as_ref().map(|r| ("gate_input", r)));
         regions.extend(self.conv_bias.as_ref().map(|r| ("conv_bias", r)));
         regions.extend(self.accepted.as_ref().map(|r| ("accepted", r)));
         regions.extend(self.token_counts.as_ref().map(|r| ("token_counts", r)));
@@ -350,7 +372,6 @@ impl Buffers {
             ("projected", &mut self.projected),
             ("conv_weight", &mut self.conv_weight),
             ("conv_cache", &mut self.conv_cache),
-            ("f_b", &mut self.f_b),
             ("a_log", &mut self.a_log),
             ("dt_bias", &mut self.dt_bias),
             ("norm", &mut self.norm),
@@ -358,6 +379,8 @@ impl Buffers {
             ("state_pool", &mut self.state),
             ("out", &mut self.out),
         ];
+        regions.extend(self.f_b.as_mut().map(|r| ("f_b", r)));
+        regions.extend(self.gate_input.as_mut().map(|r| ("gate_input", r)));
         regions.extend(self.conv_bias.as_mut().map(|r| ("conv_bias", r)));
         regions.extend(self.accepted.as_mut().map(|r| ("accepted", r)));
         regions.extend(self.token_counts.as_mut().map(|r| ("token_counts", r)));

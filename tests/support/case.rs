@@ -7,8 +7,8 @@ use std::sync::Arc;
 use half::bf16;
 use kda_reference::records::{RECORD_SIZE, repeat};
 use kda_reference::{
-    CONV_WIDTH, ConvLayout, FaultKind, Gate, HEAD_DIM, Metadata, NullRule, Plan, RecordShape, Shape,
-    StateType,
+    CONV_WIDTH, ConvLayout, FaultKind, Gate, HEAD_DIM, Metadata, NullRule, Plan, RecordShape,
+    Shape, StateType,
 };
 
 use crate::data::{Data, MATRIX, Regime};
@@ -26,6 +26,8 @@ pub struct Skew {
     pub projected: usize,
     /// The convolution cache, 0 to 7.
     pub conv_cache: usize,
+    /// A projected gate input, 0 to 7.
+    pub gate_input: usize,
     /// `out`, 0 to 7.
     pub out: usize,
     /// Every f32 operand, 0 to 3.
@@ -102,6 +104,7 @@ impl Case {
         shape.state_type = rng.pick(&limits.state_types);
         let bias = rng.pick(&limits.biases);
         let verify = tokens > 1 || rng.chance(40);
+        let projected_gate = rng.pick(&limits.projected_gates);
         if rng.pick(&limits.records) && verify {
             shape.records = Some(RecordShape {
                 count: tokens - 1,
@@ -113,6 +116,7 @@ impl Case {
             verify,
             ragged: rng.pick(&limits.ragged) && verify,
             bias,
+            projected_gate,
         }
     }
 
@@ -122,6 +126,7 @@ impl Case {
             verify,
             ragged,
             bias,
+            projected_gate,
         } = settings;
         let mut rng = Rng::stream(seed, 2);
         shape.columns = shape.tokens + if verify { slack(&mut rng, 4) } else { 0 };
@@ -148,12 +153,19 @@ impl Case {
         if empty {
             shape.pool_slots = 0;
         }
-        let skew = skew(&mut rng);
+        let mut skew = skew(&mut rng);
+        gate_room(&mut shape, &mut skew, &mut rare);
         let regime = rng.pick(&limits.regimes);
         let (slots, accepted) = crate::slots::draw(&shape, verify, limits.odd_percent, &mut rng);
         let token_counts =
             ragged.then(|| crate::slots::token_counts(&shape, limits.odd_percent, &mut rare));
-        let data = Data::random(&shape, bias, regime, &mut Rng::stream(seed, 3));
+        let data = Data::random(
+            &shape,
+            bias,
+            projected_gate,
+            regime,
+            &mut Rng::stream(seed, 3),
+        );
         Case {
             seed,
             shape,
@@ -173,6 +185,7 @@ impl Case {
         let mut case = self.clone();
         strides(&mut case.shape, rng);
         case.skew = skew(rng);
+        gate_room(&mut case.shape, &mut case.skew, rng);
         if slot_bytes(&case.shape) * case.shape.pool_slots > max_pool_bytes {
             let shape = &mut case.shape;
             shape.conv_slot_stride = 3 * shape.dim() * shape.conv_len;
@@ -232,7 +245,11 @@ impl Case {
             }
             for index in 0..offset {
                 for (head, state) in states.chunks_exact_mut(MATRIX).enumerate() {
-                    repeat(state, self.data.record(shape, request, index, head), shape.state_type);
+                    repeat(
+                        state,
+                        self.data.record(shape, request, index, head),
+                        shape.state_type,
+                    );
                 }
             }
         }
@@ -252,6 +269,11 @@ impl Case {
     /// Whether there is a convolution bias.
     pub fn bias(&self) -> bool {
         self.data.conv_bias.is_some()
+    }
+
+    /// Whether the gate's input is an operand.
+    pub fn projected_gate(&self) -> bool {
+        self.data.gate_input.is_some()
     }
 
     /// Bytes of one state element.
@@ -283,14 +305,19 @@ impl Case {
         };
         case.slots = per_request(&self.slots, shape.columns);
         case.accepted = self.accepted.as_ref().map(|a| per_request(a, 1));
-        case.token_counts = self.token_counts.as_ref().map(|counts| per_request(counts, 1));
+        case.token_counts = self
+            .token_counts
+            .as_ref()
+            .map(|counts| per_request(counts, 1));
         let (mut projected, mut windows, mut states) = (Vec::new(), Vec::new(), Vec::new());
         let mut records = Vec::new();
         let record_count = shape.records.map_or(0, |records| records.count);
         let record_size = record_count * shape.heads * RECORD_SIZE;
+        let mut gates = Vec::new();
         for &request in order {
-            for token in 0..tokens {
-                projected.extend_from_slice(self.data.row(shape, request * tokens + token));
+            for row in request * tokens..(request + 1) * tokens {
+                projected.extend_from_slice(self.data.row(shape, row));
+                gates.extend_from_slice(self.data.gate_row(shape, row));
             }
             windows.extend_from_slice(self.data.window(shape, request));
             states.extend_from_slice(self.data.state(shape, request));
@@ -298,6 +325,7 @@ impl Case {
         }
         case.data = Arc::new(Data {
             projected,
+            gate_input: self.projected_gate().then_some(gates),
             windows,
             states,
             records,
@@ -341,7 +369,7 @@ impl Case {
         rng.shuffle(&mut slots);
         case.slots = slots;
         case.accepted = Some(vec![1; case.shape.requests]);
-        let data = Data::random(&case.shape, self.bias(), self.regime, rng);
+        let data = Data::random(&case.shape, self.bias(), false, self.regime, rng);
         case.data = Arc::new(Data {
             records: data.records,
             ..(*self.data).clone()
@@ -357,6 +385,9 @@ impl Case {
         case.shape.tokens = tokens;
         let mut data = Data::clone(&case.data);
         data.projected.truncate(tokens * used);
+        if let Some(gates) = &mut data.gate_input {
+            gates.truncate(tokens * self.shape.dim());
+        }
         case.data = Arc::new(data);
         case
     }
@@ -379,8 +410,12 @@ impl Case {
         let projected = (0..requests)
             .flat_map(|r| self.data.row(shape, r * shape.tokens + token).to_vec())
             .collect();
+        let gates = (0..requests)
+            .flat_map(|r| self.data.gate_row(shape, r * shape.tokens + token).to_vec())
+            .collect();
         case.data = Arc::new(Data {
             projected,
+            gate_input: self.projected_gate().then_some(gates),
             windows,
             states,
             records: Vec::new(),
@@ -390,12 +425,13 @@ impl Case {
     }
 }
 
-/// What a kernel is specialised for, and the conv bias.
+/// What a kernel is specialised for.
 struct Settings {
     shape: Shape,
     verify: bool,
     ragged: bool,
     bias: bool,
+    projected_gate: bool,
 }
 
 /// The records of a slot without room after them.
@@ -432,8 +468,15 @@ fn strides(shape: &mut Shape, rng: &mut Rng) {
     }
 }
 
+/// Stride and start of a projected gate input, drawn after everything else.
+fn gate_room(shape: &mut Shape, skew: &mut Skew, rng: &mut Rng) {
+    shape.gate_stride = shape.dim() + slack(rng, 30);
+    skew.gate_input = rng.below(8);
+}
+
 fn skew(rng: &mut Rng) -> Skew {
     Skew {
+        gate_input: 0,
         projected: rng.below(8),
         conv_cache: rng.below(8),
         out: rng.below(8),
@@ -468,10 +511,14 @@ impl fmt::Display for Case {
         let s = &self.shape;
         write!(
             f,
-            "seed {:#018x}: {}{} heads {} requests {} tokens {} columns {}, {}, {}, {}, {}, {}, {} \
-             state, {:?}, pitch {} conv length {}",
+            "seed {:#018x}: {}{} heads {} requests {} tokens {} columns {}, {}, {} gate {}, {}, {}, {}, \
+             {} state, {:?}, pitch {} conv length {}",
             self.seed,
-            if self.token_counts.is_some() { "ragged " } else { "" },
+            if self.token_counts.is_some() {
+                "ragged "
+            } else {
+                ""
+            },
             if self.verify { "verify" } else { "decode" },
             s.heads,
             s.requests,
@@ -481,6 +528,7 @@ impl fmt::Display for Case {
                 Some(records) => format!("{} records", records.count),
                 None => "checkpoints".into(),
             },
+            gate_input_name(self.projected_gate()),
             gate_name(s.gate),
             if self.bias() { "bias" } else { "no bias" },
             layout_name(s.conv_layout),
@@ -498,6 +546,14 @@ pub fn gate_name(gate: Gate) -> &'static str {
     match gate {
         Gate::LowerBound { .. } => "lower bound",
         Gate::Softplus => "softplus",
+    }
+}
+
+/// Word for the gate's input.
+pub fn gate_input_name(projected: bool) -> &'static str {
+    match projected {
+        false => "low-rank",
+        true => "projected",
     }
 }
 

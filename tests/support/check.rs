@@ -85,7 +85,9 @@ impl Case {
         if shape.records.is_some() {
             let states = after.repeated(shape, first, checkpoints.len() - 1);
             let states = states.into_iter().enumerate();
-            return states.map(|(token, states)| (token, first, states)).collect();
+            return states
+                .map(|(token, states)| (token, first, states))
+                .collect();
         }
         let kept = checkpoints.iter().enumerate();
         kept.filter_map(|(token, slot)| {
@@ -379,6 +381,7 @@ impl Case {
         let mut live = Vec::new();
         let (mut projected, mut cache, mut state) = (Vec::new(), Vec::new(), Vec::new());
         let mut counts = Vec::new();
+        let mut gates = Vec::new();
         let mut dense = Shape {
             columns: shape.tokens,
             conv_len: taps + shape.tokens - 1,
@@ -401,6 +404,9 @@ impl Case {
             for row in request * shape.tokens..(request + 1) * shape.tokens {
                 let columns = 0..shape.used_columns();
                 projected.extend(columns.map(|c| before.projected.bf16(row * shape.pitch + c)));
+                if let Some(region) = &before.gate_input {
+                    gates.extend((0..dim).map(|c| region.bf16(row * shape.gate_stride + c)));
+                }
             }
             for window in before
                 .line(shape, first, offset, offset + taps)
@@ -427,7 +433,8 @@ impl Case {
         for i in 0..live.len() {
             slots[i * dense.columns] = i as i32;
         }
-        let (conv_weight, f_b) = (before.conv_weight.to_f32(), before.f_b.to_bf16());
+        let conv_weight = before.conv_weight.to_f32();
+        let f_b = before.f_b.as_ref().map_or(Vec::new(), |r| r.to_bf16());
         let conv_bias = before.conv_bias.as_ref().map(|r| r.to_f32());
         let (a_log, dt_bias) = (before.a_log.to_f32(), before.dt_bias.to_f32());
         let norm = before.norm.to_f32();
@@ -436,6 +443,7 @@ impl Case {
             conv_weight: &conv_weight,
             conv_bias: conv_bias.as_deref(),
             f_b: &f_b,
+            gate_input: before.gate_input.as_ref().map(|_| &gates[..]),
             a_log: &a_log,
             dt_bias: &dt_bias,
             norm: &norm,

@@ -5,7 +5,9 @@ use std::fmt;
 
 use kda_reference::{FaultKind, Plan};
 
-use crate::case::{Case, WARP_COLUMNS, gate_name, layout_name, null_name, state_name};
+use crate::case::{
+    Case, WARP_COLUMNS, gate_input_name, gate_name, layout_name, null_name, state_name,
+};
 use crate::limits::Limits;
 
 /// Fewer specialisations than this may not hold every value of every dimension.
@@ -62,6 +64,18 @@ impl Coverage {
             .biases
             .iter()
             .for_each(|&b| expect("bias", if b { "yes" } else { "no" }));
+        limits
+            .projected_gates
+            .iter()
+            .for_each(|&p| expect("gate input", gate_input_name(p)));
+        if limits.projected_gates.contains(&true) {
+            for value in ["16 bytes", "2 bytes"] {
+                expect("gate start", value);
+            }
+            for value in ["tight", "slack"] {
+                expect("gate stride", value);
+            }
+        }
         limits
             .regimes
             .iter()
@@ -146,6 +160,13 @@ impl Coverage {
         };
         self.count("step", step);
         self.count("gate", gate_name(shape.gate));
+        self.count("gate input", gate_input_name(case.projected_gate()));
+        if case.projected_gate() {
+            let aligned = case.skew.gate_input == 0;
+            self.count("gate start", if aligned { "16 bytes" } else { "2 bytes" });
+            let dense = shape.gate_stride == shape.dim();
+            self.count("gate stride", tight(dense));
+        }
         self.count("conv layout", layout_name(shape.conv_layout));
         self.count("null rule", null_name(shape.null_rule));
         self.count("state", state_name(shape.state_type));

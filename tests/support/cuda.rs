@@ -284,8 +284,8 @@ impl Executor for CudaExecutor {
         format!("cuda {}", self.device.arch())
     }
 
-    fn modes(&self, _: &Case) -> Vec<String> {
-        placed::mode_texts(self.device.arch())
+    fn modes(&self, case: &Case) -> Vec<String> {
+        placed::mode_texts(self.device.arch(), placed::gate_input(case))
     }
 
     fn run(

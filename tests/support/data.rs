@@ -57,8 +57,10 @@ pub struct Data {
     pub conv_weight: Vec<f32>,
     /// `[3d]`.
     pub conv_bias: Option<Vec<f32>>,
-    /// `[d, 128]`.
+    /// `[d, 128]`; unread beside a projected gate input.
     pub f_b: Vec<bf16>,
+    /// Projected gate input `[rows, d]`.
+    pub gate_input: Option<Vec<bf16>>,
     /// `[heads]`.
     pub a_log: Vec<f32>,
     /// `[d]`.
@@ -77,7 +79,13 @@ pub struct Data {
 impl Data {
     /// Random values of `regime` for `shape`. Every operand has its own size and offset, so that
     /// no two can be exchanged unnoticed.
-    pub fn random(shape: &Shape, bias: bool, regime: Regime, rng: &mut Rng) -> Data {
+    pub fn random(
+        shape: &Shape,
+        bias: bool,
+        projected_gate: bool,
+        regime: Regime,
+        rng: &mut Rng,
+    ) -> Data {
         let (dim, heads) = (shape.dim(), shape.heads);
         let size = Sizes::of(regime);
         let extreme = regime == Regime::Extremes;
@@ -158,11 +166,20 @@ impl Data {
             let u = size.state.max(1e-3);
             records.extend((0..HEAD_DIM).map(|_| u * rng.normal()));
         }
+        // As large as the product of F_B and F_A is.
+        let g_size = size.f_a * size.weight;
+        let g = |rng: &mut Rng| match (zero[4], extreme) {
+            (true, _) => bf16::ZERO,
+            (_, true) => any_size(rng, -140, 50),
+            _ => bf16::from_f32(g_size * (rng.normal() - 0.05)),
+        };
+        let gate_input = projected_gate.then(|| (0..shape.rows() * dim).map(|_| g(rng)).collect());
         Data {
             projected,
             conv_weight,
             conv_bias,
             f_b: f_b.into_iter().map(bf16::from_f32).collect(),
+            gate_input,
             a_log,
             dt_bias,
             norm,
@@ -175,6 +192,12 @@ impl Data {
     /// The used columns of `row`.
     pub fn row(&self, shape: &Shape, row: usize) -> &[bf16] {
         &self.projected[row * shape.used_columns()..][..shape.used_columns()]
+    }
+
+    /// The projected gate input of `row`; nothing with the low-rank gate.
+    pub fn gate_row(&self, shape: &Shape, row: usize) -> &[bf16] {
+        let rows = self.gate_input.as_deref();
+        rows.map_or(&[], |rows| &rows[row * shape.dim()..][..shape.dim()])
     }
 
     /// The window `[3d, 3]` of `request`.

@@ -124,8 +124,8 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
         format!("emulator {}", self.arch)
     }
 
-    fn modes(&self, _: &Case) -> Vec<String> {
-        placed::mode_texts(self.arch)
+    fn modes(&self, case: &Case) -> Vec<String> {
+        placed::mode_texts(self.arch, placed::gate_input(case))
     }
 
     fn run(
@@ -179,6 +179,7 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
             let weight = !matches!(
                 name,
                 "projected"
+                    | "gate_input"
                     | "conv_cache"
                     | "state_pool"
                     | "records"

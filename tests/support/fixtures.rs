@@ -256,6 +256,7 @@ impl Fixture {
                 conv_weight,
                 conv_bias,
                 f_b: file.bf16("f_b", dim * 128)?,
+                gate_input: None,
                 a_log: file.f32("a_log", Some(heads))?,
                 dt_bias: file.f32("dt_bias", Some(dim))?,
                 norm: file.f32("norm", Some(128))?,

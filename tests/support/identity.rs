@@ -232,7 +232,13 @@ pub fn records_and_checkpoints(executor: &mut dyn Executor, case: &Case) -> Resu
     let wanted = results_of(executor, &verify, 0)?;
     let found = results_of(executor, &other, 1)?;
     for (i, &request) in live.iter().enumerate() {
-        compare(case, request, &wanted[i], &found[i], "records and checkpoints")?;
+        compare(
+            case,
+            request,
+            &wanted[i],
+            &found[i],
+            "records and checkpoints",
+        )?;
     }
     Ok(())
 }
@@ -310,6 +316,10 @@ pub fn nan_containment(executor: &mut dyn Executor, case: &Case) -> Result<(), M
     let row = victim * shape.tokens * shape.used_columns();
     let column = rng.below(shape.used_columns());
     data.projected[row + column] = rng.pick(&[bf16::NAN, bf16::INFINITY]);
+    if let Some(gates) = &mut data.gate_input {
+        let row = victim * shape.tokens * shape.dim();
+        gates[row + column % shape.dim()] = bf16::NAN;
+    }
     let start = victim * shape.heads * MATRIX;
     data.states[start + rng.below(MATRIX)] = f32::NAN;
     let mut poisoned = case.clone();

@@ -29,6 +29,8 @@ pub struct Limits {
     pub ragged: Vec<bool>,
     /// With and without a convolution bias.
     pub biases: Vec<bool>,
+    /// With a projected gate input and with the low-rank gate.
+    pub projected_gates: Vec<bool>,
     /// What values are like.
     pub regimes: Vec<Regime>,
     /// Requests in a hundred that are null, at fault or lack a checkpoint; 0: every request is
@@ -36,8 +38,9 @@ pub struct Limits {
     pub odd_percent: usize,
     /// Largest size of both pools together, in bytes.
     pub max_pool_bytes: usize,
-    /// How many different kernel specialisations (heads, tokens, verify, rollback, ragged, gate, bias,
-    /// layout, null rule, state) all seeds together may need, for executors that compile each; 0: no limit.
+    /// How many different kernel specialisations (heads, tokens, verify, rollback, ragged, gate and its
+    /// input, bias, layout, null rule, state) all seeds together may need, for executors that compile
+    /// each; 0: no limit.
     pub specialisations: u64,
 }
 
@@ -55,6 +58,7 @@ impl Default for Limits {
             records: vec![false, false, true],
             ragged: vec![false, false, true],
             biases: vec![false, true],
+            projected_gates: vec![false, false, true],
             regimes: Regime::ALL.to_vec(),
             odd_percent: 45,
             max_pool_bytes: 64 << 20,

@@ -28,6 +28,7 @@ pub(crate) fn locate(case: &Case, operand: &'static str, byte: usize) -> String 
     };
     match operand {
         "projected" => row(shape.pitch, shape.used_columns()),
+        "gate_input" => row(shape.gate_stride, dim),
         "out" => row(shape.out_stride, dim),
         "slots" => {
             let index = at / 4;

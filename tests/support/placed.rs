@@ -2,12 +2,13 @@
 
 use crate::{Buffers, Case, Region};
 use kda_codegen::{
-    Arch, ConvLayout, EarlyReads, Error, GateSchedule, KernelSpec, Mode, NullRule, Rollback,
-    StateDtype,
+    Arch, ConvLayout, EarlyReads, Error, GateInput, GateSchedule, KernelSpec, Mode, NullRule,
+    Rollback, StateDtype,
 };
 use kda_reference as reference;
 use kda_runtime::{
-    Buffer, Config, ConvCache, Gate, Projected, RecordPool, Rows, Slots, StatePool, Step, StepKind, Weights,
+    Buffer, Config, ConvCache, Gate, Projected, RecordPool, Rows, Slots, StatePool, Step, StepKind,
+    Weights,
 };
 
 /// The settings of a case.
@@ -24,6 +25,7 @@ pub fn config(case: &Case, early_reads: EarlyReads) -> Config {
             reference::Gate::LowerBound { lower_bound } => Gate::LowerBound(lower_bound),
             reference::Gate::Softplus => Gate::Softplus,
         },
+        gate_input: gate_input(case),
         null_rule: match shape.null_rule {
             reference::NullRule::NonPositive => NullRule::NonPositive,
             reference::NullRule::Negative => NullRule::Negative,
@@ -43,6 +45,14 @@ pub fn config(case: &Case, early_reads: EarlyReads) -> Config {
     }
 }
 
+/// What the gate's input comes from.
+pub fn gate_input(case: &Case) -> GateInput {
+    match case.projected_gate() {
+        false => GateInput::LowRank,
+        true => GateInput::Projected,
+    }
+}
+
 /// Decode or verify.
 pub fn kind(case: &Case) -> StepKind {
     if case.verify {
@@ -54,7 +64,7 @@ pub fn kind(case: &Case) -> StepKind {
 
 /// The modes a case is tried in: every one that a default policy names, and others that take
 /// other paths through the templates.
-pub fn modes(arch: Arch) -> Vec<Mode> {
+pub fn modes(arch: Arch, gate_input: GateInput) -> Vec<Mode> {
     let mode = |value_split, threads, row_lanes, gate_schedule, slot_hints| Mode {
         value_split,
         threads,
@@ -75,10 +85,19 @@ pub fn modes(arch: Arch) -> Vec<Mode> {
         mode(8, 128, 8, Cluster, true),
         mode(8, 128, 8, Block, false),
     ];
-    let spec = KernelSpec::new(arch, 1);
-    all.into_iter()
-        .filter(|&mode| spec.with_mode(mode).validate().is_ok())
-        .collect()
+    let mut spec = KernelSpec::new(arch, 1);
+    spec.gate_input = gate_input;
+    let mut modes: Vec<Mode> = Vec::new();
+    for mode in all.map(|mode| mode.with_gate_input(gate_input)) {
+        if spec.with_mode(mode).validate().is_ok() && !modes.contains(&mode) {
+            modes.push(mode);
+        }
+    }
+    if gate_input == GateInput::Projected && arch.has_clusters() {
+        // Threads that keep several gates of a head; only here may so few serve.
+        modes.push(mode(8, 64, 8, Block, false));
+    }
+    modes
 }
 
 /// A mode's text with `+early` where caches are read early.
@@ -90,10 +109,15 @@ pub fn parse_mode(text: &str) -> Result<(Mode, EarlyReads), Error> {
 }
 
 /// The texts of every mode a case is tried in.
-pub fn mode_texts(arch: Arch) -> Vec<String> {
-    let mut texts: Vec<String> = modes(arch).iter().map(Mode::to_string).collect();
+pub fn mode_texts(arch: Arch, gate_input: GateInput) -> Vec<String> {
+    let modes = modes(arch, gate_input);
+    let mut texts: Vec<String> = modes.iter().map(Mode::to_string).collect();
     if arch.has_clusters() {
-        texts.push("split4-128x8-cluster+early".into());
+        let split4 = match gate_input {
+            GateInput::LowRank => "split4-128x8-cluster+early",
+            GateInput::Projected => "split4-128x8-block+early",
+        };
+        texts.push(split4.into());
         texts.push("split1-256x32-block+early".into());
     }
     texts
@@ -109,21 +133,29 @@ pub fn step(case: &Case, buffers: &Buffers, place: impl Fn(&str) -> u64) -> Step
         )
     };
     let state_bytes = case.state_bytes();
+    let mut projected = Projected::packed(
+        buffer("projected", &buffers.projected, 2),
+        shape.pitch as i64,
+        shape.heads,
+    );
+    if let Some(gate) = &buffers.gate_input {
+        projected = projected.with_gate_input(Rows {
+            buffer: buffer("gate_input", gate, 2),
+            stride: shape.gate_stride as i64,
+        });
+    }
+    let f_b = buffers.f_b.as_ref();
     Step {
         kind: kind(case),
         requests: shape.requests,
-        projected: Projected::packed(
-            buffer("projected", &buffers.projected, 2),
-            shape.pitch as i64,
-            shape.heads,
-        ),
+        projected,
         weights: Weights {
             conv: buffer("conv_weight", &buffers.conv_weight, 4),
             conv_bias: buffers
                 .conv_bias
                 .as_ref()
                 .map(|bias| buffer("conv_bias", bias, 4)),
-            f_b: buffer("f_b", &buffers.f_b, 2),
+            f_b: f_b.map_or(Buffer::default(), |f_b| buffer("f_b", f_b, 2)),
             a_log: buffer("a_log", &buffers.a_log, 4),
             dt_bias: buffer("dt_bias", &buffers.dt_bias, 4),
             norm: buffer("norm", &buffers.norm, 4),
@@ -152,11 +184,15 @@ pub fn step(case: &Case, buffers: &Buffers, place: impl Fn(&str) -> u64) -> Step
             .token_counts
             .as_ref()
             .map(|counts| buffer("token_counts", counts, 4)),
-        records: buffers.records.as_ref().zip(shape.records).map(|(region, records)| RecordPool {
-            buffer: buffer("records", region, 4),
-            slot_stride: records.slot_stride as i64,
-            count: records.count,
-        }),
+        records: buffers
+            .records
+            .as_ref()
+            .zip(shape.records)
+            .map(|(region, records)| RecordPool {
+                buffer: buffer("records", region, 4),
+                slot_stride: records.slot_stride as i64,
+                count: records.count,
+            }),
         out: Rows {
             buffer: buffer("out", &buffers.out, 2),
             stride: shape.out_stride as i64,

@@ -151,7 +151,11 @@ fn draw_with_records(
     let mut slots = Vec::new();
     let mut accepted = Vec::new();
     for request in 0..shape.requests {
-        let mut count = if rng.chance(25) { limit } else { rng.between(1, limit) } as i32;
+        let mut count = if rng.chance(25) {
+            limit
+        } else {
+            rng.between(1, limit)
+        } as i32;
         let mut own = free[request];
         if rng.chance(odd_percent) {
             match rng.below(4) {

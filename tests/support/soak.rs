@@ -303,6 +303,14 @@ impl World {
         if case.shape.records.is_some() {
             std::mem::swap(&mut buffers.records, &mut self.buffers.records);
         }
+        if let Some(region) = &mut buffers.gate_input {
+            for row in 0..self.requests.len() * shape.tokens {
+                for column in 0..shape.dim() {
+                    let value = bf16::from_f32(self.rng.normal());
+                    region.set_bf16(row * shape.gate_stride + column, value);
+                }
+            }
+        }
         std::mem::swap(&mut buffers.state, &mut self.buffers.state);
         std::mem::swap(&mut buffers.conv_cache, &mut self.buffers.conv_cache);
         buffers

@@ -13,6 +13,8 @@ use crate::{Case, MATRIX, Region};
 pub struct Spread {
     /// Between rows of the projection.
     pub pitch: i64,
+    /// Between rows of a projected gate input.
+    pub gate_stride: i64,
     /// Between rows of the output.
     pub out_stride: i64,
     /// Between rows of the slot table.
@@ -38,11 +40,14 @@ impl Spread {
         let shape = &case.shape;
         Spread {
             pitch: shape.pitch as i64,
+            gate_stride: shape.gate_stride as i64,
             out_stride: shape.out_stride as i64,
             slots_stride: shape.slots_stride as i64,
             conv_slot_stride: shape.conv_slot_stride as i64,
             state_slot_stride: shape.state_slot_stride as i64,
-            record_slot_stride: shape.records.map_or(0, |records| records.slot_stride as i64),
+            record_slot_stride: shape
+                .records
+                .map_or(0, |records| records.slot_stride as i64),
             pool_slots: shape.pool_slots as i32,
             slots: (0..shape.pool_slots as i32).collect(),
         }
@@ -57,7 +62,13 @@ impl Spread {
         let (rows, dim) = (shape.rows(), shape.dim());
         let mut packed = step.projected.qkv.buffer;
         long(&mut packed.elements, rows, self.pitch, shape.used_columns());
+        let mut gate = step.projected.gate_input;
         step.projected = Projected::packed(packed, self.pitch, shape.heads);
+        if case.projected_gate() {
+            gate.stride = self.gate_stride;
+            long(&mut gate.buffer.elements, rows, self.gate_stride, dim);
+            step.projected = step.projected.with_gate_input(gate);
+        }
         step.out.stride = self.out_stride;
         long(&mut step.out.buffer.elements, rows, self.out_stride, dim);
         step.slots.stride = self.slots_stride;
@@ -87,7 +98,12 @@ impl Spread {
         if let Some(records) = &mut step.records {
             records.slot_stride = self.record_slot_stride;
             let width = records.count * shape.heads * RECORD_SIZE;
-            long(&mut records.buffer.elements, pool, self.record_slot_stride, width);
+            long(
+                &mut records.buffer.elements,
+                pool,
+                self.record_slot_stride,
+                width,
+            );
         }
     }
 
@@ -123,6 +139,7 @@ impl Spread {
                 shape.used_columns(),
                 2,
             ),
+            "gate_input" => rows(shape.rows(), shape.gate_stride, self.gate_stride, dim, 2),
             "out" => rows(shape.rows(), shape.out_stride, self.out_stride, dim, 2),
             "slots" => rows(
                 shape.requests,

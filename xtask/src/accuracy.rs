@@ -134,6 +134,7 @@ fn first_case(seed: u64, decay: &str, state: &str) -> Result<Case, Box<dyn Error
         tokens: vec![1],
         gates: vec![Gate::LowerBound { lower_bound: -5.0 }],
         biases: vec![false],
+        projected_gates: vec![false],
         regimes: vec![Regime::Plain],
         state_types: vec![match state {
             "f32" => StateType::F32,
@@ -176,6 +177,7 @@ fn exact_step(case: &Case, state: &[f64]) -> Result<kda_reference::oracle::Exact
         conv_weight: &data.conv_weight,
         conv_bias: None,
         f_b: &data.f_b,
+        gate_input: None,
         a_log: &data.a_log,
         dt_bias: &data.dt_bias,
         norm: &data.norm,

@@ -35,6 +35,7 @@ pub fn run() -> Result<(), Box<dyn Error>> {
     for (title, tokens, requests) in [("decode", 1, 3), ("verify", 4, 2)] {
         let limits = Limits {
             gates: vec![Gate::LowerBound { lower_bound: -5.0 }],
+            projected_gates: vec![false],
             tokens: vec![tokens],
             ..Limits::default()
         }

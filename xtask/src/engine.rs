@@ -32,7 +32,7 @@ pub fn run() -> Result<(), Box<dyn Error>> {
     let config = Config::kimi_k3(1);
     let mut kinds = vec![StepKind::Decode];
     kinds.extend([1, 2, 4].map(StepKind::Verify));
-    let policies = Policies::for_device(Arch::Sm90a, config.heads, config.early_reads, &kinds);
+    let policies = Policies::for_device(Arch::Sm90a, &config, &kinds);
     let plan = Plan::new(Arch::Sm90a, &config, &policies)?;
     generate::bundle(&bundle, &kernels, plan.kernels(), true)?;
 

@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kda_codegen::operands::{GEOMETRY, PARAMETERS, Parameter};
 use kda_codegen::{
-    Arch, CompiledKernel, ConvLayout, EarlyReads, GateKind, KernelSpec, Mode, NullRule, StateDtype,
-    source,
+    Arch, CompiledKernel, ConvLayout, EarlyReads, GateInput, GateKind, KernelSpec, Mode, NullRule,
+    StateDtype, source,
 };
-use kda_runtime::{Kernel, KernelBundle, Kernels, Policies, StepKind, Target, encode_bundle};
+use kda_runtime::{
+    Config, Kernel, KernelBundle, Kernels, Policies, StepKind, Target, encode_bundle,
+};
 use serde_json::{Value, json};
 
 use kda_tests::kernels::{KernelCache, load_nvrtc};
@@ -42,6 +44,9 @@ pub struct Options {
     /// Decay formula
     #[arg(long, default_value = "lower-bound")]
     gate: GateKind,
+    /// What the gate's input comes from: F_B F_A in the kernel, or an operand
+    #[arg(long, default_value = "low-rank")]
+    gate_input: GateInput,
     /// Null slot values
     #[arg(long, default_value = "non-positive")]
     null_rule: NullRule,
@@ -96,6 +101,7 @@ impl Options {
                     spec.conv_bias = self.conv_bias;
                     spec.conv_layout = self.conv_layout;
                     spec.gate = self.gate;
+                    spec.gate_input = self.gate_input;
                     spec.null_rule = self.null_rule;
                     spec.state_dtype = self.state_dtype;
                     spec.early_reads = self.early_reads;
@@ -108,8 +114,12 @@ impl Options {
                         };
                         // Whichever device of the architecture will load them.
                         for target in Target::all(arch) {
-                            let early = self.early_reads;
-                            let policies = Policies::for_device(target, heads, early, &[kind]);
+                            let config = Config {
+                                early_reads: self.early_reads,
+                                gate_input: self.gate_input,
+                                ..Config::kimi_k3(heads)
+                            };
+                            let policies = Policies::for_device(target, &config, &[kind]);
                             modes.extend(policies.0.iter().map(|policy| policy.mode));
                         }
                         let mut seen = HashSet::new();
@@ -282,6 +292,7 @@ pub fn manifest(kernel: &CompiledKernel) -> Value {
         "conv_bias": spec.conv_bias,
         "conv_layout": spec.conv_layout.to_string(),
         "gate": spec.gate.to_string(),
+        "gate_input": spec.gate_input.to_string(),
         "null_rule": spec.null_rule.to_string(),
         "state_dtype": spec.state_dtype.to_string(),
         "state_layout": "value-major, keys contiguous",

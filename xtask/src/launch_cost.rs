@@ -53,7 +53,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let step = placed::step(&case, &buffers, |name| memory.address(name));
     let config = placed::config(&case, EarlyReads::Weights);
     let kinds = [placed::kind(&case)];
-    let policies = Policies::for_device(&device, config.heads, config.early_reads, &kinds);
+    let policies = Policies::for_device(&device, &config, &kinds);
     let prepared = PreparedKda::prepare_caches(&device, stream, &config, &policies, &kernels)?;
 
     let faults = DeviceMemory::new(16)?;

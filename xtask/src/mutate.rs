@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use clap::Args;
 use kda_codegen::{
-    Arch, CompiledKernel, EarlyReads, GateSchedule, KernelSpec, Nvrtc, Source, source,
+    Arch, CompiledKernel, EarlyReads, GateInput, GateSchedule, KernelSpec, Nvrtc, Source, source,
 };
 use kda_tests::rng::Rng;
 use kda_tests::{Buffers, Case, Executor, Faults, Limits, judge};
@@ -106,6 +106,9 @@ fn cluster(spec: &KernelSpec) -> bool {
 }
 fn shared_gate(spec: &KernelSpec) -> bool {
     spec.mode.gate_schedule == GateSchedule::Cluster
+}
+fn projected_gate(spec: &KernelSpec) -> bool {
+    spec.gate_input == GateInput::Projected
 }
 fn hints(spec: &KernelSpec) -> bool {
     spec.mode.slot_hints
@@ -312,7 +315,6 @@ fn attempt(
     let mut limits = Limits::small();
     limits.tokens = options.tokens.clone();
     limits.specialisations = options.specialisations;
-    let modes = placed::mode_texts(ARCH);
     let mutated = Mutated(Arc::new(Changed {
         nvrtc: nvrtc.clone(),
         mutation,
@@ -325,8 +327,9 @@ fn attempt(
         options.cases
     };
     for i in 0..cases {
-        let mode = &modes[i as usize % modes.len()];
         let case = Case::random(Rng::stream(options.seed, i).word(), &limits);
+        let modes = placed::mode_texts(ARCH, placed::gate_input(&case));
+        let mode = &modes[i as usize % modes.len()];
         let spec = placed::spec(&case, ARCH, mode)?;
         if !(mutation.kernels)(&spec) || mutated.kernel(&spec)?.ptx == sound.kernel(&spec)?.ptx {
             continue;
@@ -1109,8 +1112,8 @@ static MUTATIONS: &[Mutation] = &[
         "row of a run not clamped",
         GATE,
         several,
-        "f_a + min(first + t, TOKENS - 1) * pitch;",
-        "f_a + (first + t) * pitch;",
+        "rows + min(first + t, TOKENS - 1) * pitch;",
+        "rows + (first + t) * pitch;",
     ),
     change(
         "own gate not clamped",
@@ -1131,9 +1134,23 @@ static MUTATIONS: &[Mutation] = &[
     change(
         "row of F_A not clamped",
         GATE,
-        all,
+        shared_gate,
         "min(first + i / GATE_RANK, TOKENS - 1)",
         "first + i / GATE_RANK",
+    ),
+    change(
+        "row of a projected gate not clamped",
+        GATE,
+        projected_gate,
+        "min(first + i / GATE_RANK, TOKENS - 1)",
+        "first + i / GATE_RANK",
+    ),
+    change(
+        "projected gates past the tokens",
+        GATE,
+        projected_gate,
+        "if (token >= TOKENS) continue;",
+        "",
     ),
     change(
         "F_A past the tokens",

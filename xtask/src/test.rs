@@ -8,7 +8,7 @@ use std::process::{Command, ExitStatus};
 use std::time::Instant;
 
 use clap::Args;
-use kda_codegen::{Arch, KernelSpec};
+use kda_codegen::{Arch, GateInput, KernelSpec};
 use kda_runtime::{Config, Plan, Policies, PolicyFile, StepKind};
 
 use crate::{engine, mutate, soak, validate};
@@ -211,13 +211,16 @@ fn compile() -> Result<usize, Box<dyn Error>> {
     let kernels = KernelCache::new(load_nvrtc()?);
     let mut specs = Vec::new();
     for &arch in Arch::ALL {
-        for mode in placed::modes(arch) {
-            for (heads, tokens) in [(12, 1), (3, 4), (128, 16)] {
-                let mut spec = KernelSpec::new(arch, heads).with_mode(mode);
-                if tokens > 1 {
-                    spec = spec.with_verify(tokens);
+        for &gate_input in GateInput::ALL {
+            for mode in placed::modes(arch, gate_input) {
+                for (heads, tokens) in [(12, 1), (3, 4), (128, 16)] {
+                    let mut spec = KernelSpec::new(arch, heads).with_mode(mode);
+                    spec.gate_input = gate_input;
+                    if tokens > 1 {
+                        spec = spec.with_verify(tokens);
+                    }
+                    specs.push(spec);
                 }
-                specs.push(spec);
             }
         }
     }
@@ -233,13 +236,18 @@ fn compile() -> Result<usize, Box<dyn Error>> {
     }
     let mut shipped = Vec::new();
     for &arch in Arch::ALL {
-        let config = Config::kimi_k3(12);
         let mut kinds = vec![StepKind::Decode];
         if arch == Arch::Sm90a {
             kinds.extend((2..=16).map(StepKind::Verify));
         }
-        let policies = Policies::for_device(arch, config.heads, config.early_reads, &kinds);
-        shipped.extend_from_slice(Plan::new(arch, &config, &policies)?.kernels());
+        for &gate_input in GateInput::ALL {
+            let config = Config {
+                gate_input,
+                ..Config::kimi_k3(12)
+            };
+            let policies = Policies::for_device(arch, &config, &kinds);
+            shipped.extend_from_slice(Plan::new(arch, &config, &policies)?.kernels());
+        }
     }
     specs.extend_from_slice(&shipped);
     let mut seen = HashSet::new();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kda_codegen::{EarlyReads, KernelSpec, Mode};
-use kda_runtime::{Measurement, Policies, PolicyFile};
+use kda_runtime::{Config, Measurement, Policies, PolicyFile};
 use time::OffsetDateTime;
 
 use crate::bench::record::{self, Cell, Record, Size};
@@ -130,7 +130,11 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         for size in options.sizes.all() {
             let times = bench.modes(size, &legal(&bench, size, early_reads), early_reads)?;
             let kind = size.kind();
-            let default = Policies::for_device(bench.device(), size.heads, early_reads, &[kind])
+            let config = Config {
+                early_reads,
+                ..Config::kimi_k3(size.heads)
+            };
+            let default = Policies::for_device(bench.device(), &config, &[kind])
                 .serving(kind, size.requests)
                 .map(|policy| policy.mode);
             let Some(ranking) = Ranking::new(size, early_reads, times, default) else {

@@ -183,7 +183,7 @@ fn precompile(options: &Options, kernels: &KernelCache, limits: &Limits) {
     let mut specs = std::collections::BTreeSet::new();
     for seed in 0..options.specialisations * 6 {
         let case = Case::random(seed, limits);
-        for mode in placed::mode_texts(device.arch()) {
+        for mode in placed::mode_texts(device.arch(), placed::gate_input(&case)) {
             specs.extend(placed::spec(&case, device.arch(), &mode));
         }
     }

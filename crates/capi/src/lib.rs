@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kda_codegen::{ConvLayout, EarlyReads, Mode, NullRule, StateDtype};
+use kda_codegen::{ConvLayout, EarlyReads, GateInput, Mode, NullRule, StateDtype};
 use kda_runtime::{
     Buffer, Config, ConvCache, Device, DiskCache, Error, FaultKind, Gate, Kernel, KernelBundle,
     KernelSources, Kernels, Origin, Plan, Policies, Policy, PreparedKda, PreparedReset, Projected,
@@ -72,6 +72,16 @@ pub enum KdaGate {
     LowerBound = 0,
     /// exp(-exp(A_log) * softplus(g + dt_bias)).
     Softplus = 1,
+}
+
+/// What the gate's input comes from.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub enum KdaGateInput {
+    /// F_B * F_A, computed by the launch in float.
+    LowRank = 0,
+    /// An operand: the caller's own F_B * F_A, rounded to bf16.
+    Projected = 1,
 }
 
 /// Null slot values.
@@ -144,6 +154,8 @@ pub struct KdaConfig {
     pub gate: u32,
     /// Lower bound of the log decay, below 0; unread with the softplus gate.
     pub lower_bound: f32,
+    /// A KdaGateInput.
+    pub gate_input: u32,
     /// A KdaNullRule.
     pub null_rule: u32,
     /// A KdaStateDtype.
@@ -219,15 +231,17 @@ pub struct KdaStep {
     pub qkv: KdaRows,
     /// bf16 `[rows, dim]`.
     pub output_gate: KdaRows,
-    /// bf16 `[rows, 128]`.
+    /// bf16 `[rows, 128]`, with the low-rank gate.
     pub f_a: KdaRows,
+    /// bf16 `[rows, dim]`, with a projected gate: F_B * F_A, before dt_bias.
+    pub gate_input: KdaRows,
     /// bf16 `[rows, heads]`.
     pub beta: KdaRows,
     /// f32 `[3, 4, dim]`.
     pub conv_weight: KdaBuffer,
     /// f32 `[3 dim]`, with a conv bias.
     pub conv_bias: KdaBuffer,
-    /// bf16 `[dim, 128]`, 16-byte aligned.
+    /// bf16 `[dim, 128]`, 16-byte aligned, with the low-rank gate.
     pub f_b: KdaBuffer,
     /// f32 `[heads]`.
     pub a_log: KdaBuffer,
@@ -469,6 +483,11 @@ fn config_of(config: &KdaConfig) -> Result<Config, Failure> {
         } else {
             Gate::LowerBound(config.lower_bound)
         },
+        gate_input: choice(
+            "gate_input",
+            config.gate_input,
+            &[GateInput::LowRank, GateInput::Projected],
+        )?,
         null_rule: choice(
             "null_rule",
             config.null_rule,
@@ -508,12 +527,7 @@ unsafe fn policies_of(
 ) -> Result<Policies, Failure> {
     if policies.is_null() {
         return if count == 0 {
-            Ok(Policies::for_device(
-                target,
-                config.heads.max(1),
-                config.early_reads,
-                &[StepKind::Decode],
-            ))
+            Ok(Policies::for_device(target, config, &[StepKind::Decode]))
         } else {
             Err(null("policies"))
         };
@@ -533,9 +547,8 @@ unsafe fn policies_of(
                 });
             }
             None => {
-                let heads = config.heads.max(1);
                 all.0
-                    .extend(Policies::for_device(target, heads, config.early_reads, &[kind]).0);
+                    .extend(Policies::for_device(target, config, &[kind]).0);
             }
         }
     }
@@ -593,6 +606,7 @@ fn step_of(step: &KdaStep) -> Step {
             qkv: rows(step.qkv),
             output_gate: rows(step.output_gate),
             f_a: rows(step.f_a),
+            gate_input: rows(step.gate_input),
             beta: rows(step.beta),
         },
         weights: Weights {

@@ -80,6 +80,10 @@ pub enum Presence {
     WithTokenCounts,
     /// In verify steps that keep records; otherwise the pointer is 0, unread.
     WithRecords,
+    /// With the low-rank gate; otherwise the pointer is 0, unread.
+    WithLowRankGate,
+    /// With a projected gate; otherwise the pointer is 0, unread.
+    WithProjectedGate,
 }
 
 impl Presence {
@@ -91,6 +95,8 @@ impl Presence {
             Presence::WithVerify => "verify",
             Presence::WithTokenCounts => "ragged verify",
             Presence::WithRecords => "verify with records",
+            Presence::WithLowRankGate => "low-rank gate",
+            Presence::WithProjectedGate => "projected gate",
         }
     }
 }
@@ -218,7 +224,7 @@ launch_parameters! {
     /// Conv windows, in either layout.
     conv_cache = pointer(Bf16 "[slots, 3 dim, length] or [slots, length, 3 dim]" "conv_slot_stride" ReadWrite Always 2);
     /// F_A columns of the projection.
-    f_a = pointer(Bf16 "[rows, 128]" "f_a_pitch" Read Always 2);
+    f_a = pointer(Bf16 "[rows, 128]" "f_a_pitch" Read WithLowRankGate 2);
     /// Beta columns of the projection.
     beta = pointer(Bf16 "[rows, heads]" "beta_pitch" Read Always 2);
     /// Log of the gate's rate.
@@ -242,7 +248,9 @@ launch_parameters! {
     /// Epsilon of the output norm.
     eps = scalar();
     /// Up-projection of the gate.
-    f_b = pointer(Bf16 "[dim, 128]" "" Read Always 16);
+    f_b = pointer(Bf16 "[dim, 128]" "" Read WithLowRankGate 16);
+    /// Gate input that was projected before: F_B F_A, rounded.
+    gate_input = pointer(Bf16 "[rows, dim]" "gate_input_pitch" Read WithProjectedGate 2);
     /// Tokens of the previous step that were accepted.
     accepted = pointer(I32 "[requests]" "" Read WithVerify 4);
     /// State pool the step reads; the same address as `state_pool` updates in place.
@@ -289,6 +297,7 @@ geometry! {
     qkv_pitch: i64 = "Elements between rows of the q, k, v columns.";
     gate_pitch: i64 = "Elements between rows of the output gate columns.";
     f_a_pitch: i64 = "Elements between rows of the F_A columns.";
+    gate_input_pitch: i64 = "Elements between rows of the projected gate input.";
     beta_pitch: i64 = "Elements between rows of the beta columns.";
     out_stride: i64 = "Elements between rows of the output.";
     slots_stride: i64 = "Elements between rows of the slot table.";

@@ -4,8 +4,8 @@
 use serde::Serialize;
 
 use crate::{
-    ConvLayout, EarlyReads, Error, GateKind, GateSchedule, KernelSpec, NullRule, Role, Rollback,
-    StateDtype, operands,
+    ConvLayout, EarlyReads, Error, GateInput, GateKind, GateSchedule, KernelSpec, NullRule, Role,
+    Rollback, StateDtype, operands,
 };
 
 const CONSTANTS: &str = include_str!("../templates/constants.cuh.tera");
@@ -101,6 +101,7 @@ struct Constants<'a> {
     conv_bias: bool,
     conv_token_first: bool,
     lower_bound_gate: bool,
+    projected_gate: bool,
     null_non_positive: bool,
     dependent_launch: bool,
     state_type: &'static str,
@@ -140,6 +141,7 @@ pub fn render(spec: &KernelSpec) -> Result<Source, Error> {
         conv_bias,
         conv_layout,
         gate,
+        gate_input,
         null_rule,
         state_dtype,
         early_reads,
@@ -178,6 +180,7 @@ pub fn render(spec: &KernelSpec) -> Result<Source, Error> {
         conv_bias,
         conv_token_first: conv_layout == ConvLayout::TokenFirst,
         lower_bound_gate: gate == GateKind::LowerBound,
+        projected_gate: gate_input == GateInput::Projected,
         null_non_positive: null_rule == NullRule::NonPositive,
         dependent_launch: arch.has_clusters(),
         state_type,

@@ -78,6 +78,17 @@ choice! {
 }
 
 choice! {
+    /// What the gate's input g comes from. g is rounded to bf16 in one form and not in the other, so
+    /// results differ between them.
+    GateInput ("gate input", "low-rank, projected") {
+        /// g = F_B · F_A, computed in the kernel in f32.
+        LowRank = "low-rank",
+        /// g is an operand: the product of an engine's own F_B GEMM, rounded to bf16.
+        Projected = "projected",
+    }
+}
+
+choice! {
     /// Which slot values are null.
     NullRule ("null rule", "non-positive, negative") {
         /// 0 is the reserved null block, −1 is padding.
@@ -209,6 +220,17 @@ pub struct Mode {
     pub slot_hints: bool,
 }
 
+impl Mode {
+    /// The same schedule for kernels of this gate input: with a projected gate there is nothing to
+    /// share, and every block computes all gates.
+    pub fn with_gate_input(mut self, gate_input: GateInput) -> Mode {
+        if gate_input == GateInput::Projected {
+            self.gate_schedule = GateSchedule::Block;
+        }
+        self
+    }
+}
+
 impl Default for Mode {
     /// One block of 256 threads a head: legal on every architecture.
     fn default() -> Mode {
@@ -299,6 +321,8 @@ pub struct KernelSpec {
     pub conv_layout: ConvLayout,
     /// Decay formula.
     pub gate: GateKind,
+    /// What the gate's input comes from.
+    pub gate_input: GateInput,
     /// Null slot values.
     pub null_rule: NullRule,
     /// Element type of the state pool.
@@ -311,7 +335,7 @@ pub struct KernelSpec {
 
 impl KernelSpec {
     /// The decode kernel of Kimi K3's settings: one token, no bias, dim-first cache, lower-bound
-    /// gate, f32 state, weights read early, the default mode.
+    /// gate of low rank, f32 state, weights read early, the default mode.
     pub fn new(arch: Arch, heads: usize) -> KernelSpec {
         KernelSpec {
             role: Role::Step,
@@ -324,6 +348,7 @@ impl KernelSpec {
             conv_bias: false,
             conv_layout: ConvLayout::DimFirst,
             gate: GateKind::LowerBound,
+            gate_input: GateInput::LowRank,
             null_rule: NullRule::NonPositive,
             state_dtype: StateDtype::F32,
             early_reads: EarlyReads::Weights,
@@ -412,11 +437,19 @@ impl KernelSpec {
             );
             return illegal("threads", &mode.threads, &allowed);
         }
+        if mode.gate_schedule == GateSchedule::Cluster && self.gate_input == GateInput::Projected {
+            return illegal(
+                "gate_schedule",
+                &mode.gate_schedule,
+                "block with a projected gate",
+            );
+        }
         let gates = match mode.gate_schedule {
             GateSchedule::Block => 128,
             GateSchedule::Cluster => rows,
         };
-        if gates / (mode.threads / 8).min(gates) > 8 {
+        let low_rank = self.gate_input == GateInput::LowRank;
+        if low_rank && gates / (mode.threads / 8).min(gates) > 8 {
             return illegal(
                 "threads",
                 &mode.threads,
@@ -488,6 +521,7 @@ impl KernelSpec {
             conv_bias,
             conv_layout,
             gate,
+            gate_input,
             null_rule,
             state_dtype,
             early_reads,
@@ -504,6 +538,10 @@ impl KernelSpec {
             Rollback::Records => "_records",
         };
         let bias = if *conv_bias { "_bias" } else { "" };
+        let input = match gate_input {
+            GateInput::LowRank => "",
+            GateInput::Projected => "_projected",
+        };
         let state = if *state_dtype == StateDtype::Bf16 {
             "_statebf16"
         } else {
@@ -517,7 +555,7 @@ impl KernelSpec {
         if *role == Role::Reset {
             return format!("kda_reset_{null_rule}{state}").replace('-', "_");
         }
-        format!("kda_{step}{ragged}{rollback}_h{heads}{bias}_{conv_layout}_{gate}_{null_rule}{state}{early}_{mode}")
+        format!("kda_{step}{ragged}{rollback}_h{heads}{bias}_{conv_layout}_{gate}{input}_{null_rule}{state}{early}_{mode}")
             .replace('-', "_")
     }
 }

@@ -34,10 +34,10 @@ struct Weights(LayerWeights);
 #[pymethods]
 impl Weights {
     #[new]
-    #[pyo3(signature = (*, conv, f_b, a_log, dt_bias, norm, conv_bias=None))]
+    #[pyo3(signature = (*, conv, f_b=None, a_log, dt_bias, norm, conv_bias=None))]
     fn new(
         conv: &Bound<'_, PyAny>,
-        f_b: &Bound<'_, PyAny>,
+        f_b: Option<&Bound<'_, PyAny>>,
         a_log: &Bound<'_, PyAny>,
         dt_bias: &Bound<'_, PyAny>,
         norm: &Bound<'_, PyAny>,
@@ -49,7 +49,9 @@ impl Weights {
                 conv_bias: conv_bias
                     .map(|bias| Weight::new(bias, "conv_bias", Dtype::F32))
                     .transpose()?,
-                f_b: Weight::new(f_b, "f_b", Dtype::Bf16)?,
+                f_b: f_b
+                    .map(|f_b| Weight::new(f_b, "f_b", Dtype::Bf16))
+                    .transpose()?,
                 a_log: Weight::new(a_log, "a_log", Dtype::F32)?,
                 dt_bias: Weight::new(dt_bias, "dt_bias", Dtype::F32)?,
                 norm: Weight::new(norm, "norm", Dtype::F32)?,

@@ -1,7 +1,7 @@
 //! From tensors by name to a `kda_runtime::Step`: dtypes, shapes, inner strides and places are
 //! checked here, lengths, alignment and overlap by the library.
 
-use kda_codegen::{CONV_WIDTH, ConvLayout, GATE_RANK, HEAD_DIM, StateDtype};
+use kda_codegen::{CONV_WIDTH, ConvLayout, GATE_RANK, GateInput, HEAD_DIM, StateDtype};
 use kda_runtime::{
     Buffer, Config, ConvCache, Projected, Reset, Rows, Slots, StatePool, Step, StepKind, Weights,
 };
@@ -78,7 +78,7 @@ impl Weight {
 pub(crate) struct LayerWeights {
     pub(crate) conv: Weight,
     pub(crate) conv_bias: Option<Weight>,
-    pub(crate) f_b: Weight,
+    pub(crate) f_b: Option<Weight>,
     pub(crate) a_log: Weight,
     pub(crate) dt_bias: Weight,
     pub(crate) norm: Weight,
@@ -87,10 +87,14 @@ pub(crate) struct LayerWeights {
 impl LayerWeights {
     fn read(&self, py: Python<'_>, home: &Home) -> Outcome<Weights> {
         let bias = self.conv_bias.as_ref();
+        let f_b = self.f_b.as_ref();
         Ok(Weights {
             conv: self.conv.buffer(py, home)?,
             conv_bias: bias.map(|bias| bias.buffer(py, home)).transpose()?,
-            f_b: self.f_b.buffer(py, home)?,
+            f_b: f_b
+                .map(|f_b| f_b.buffer(py, home))
+                .transpose()?
+                .unwrap_or_default(),
             a_log: self.a_log.buffer(py, home)?,
             dt_bias: self.dt_bias.buffer(py, home)?,
             norm: self.norm.buffer(py, home)?,
@@ -99,12 +103,13 @@ impl LayerWeights {
 }
 
 /// The keyword arguments of a step.
-pub(crate) const OPERANDS: [&str; 12] = [
+pub(crate) const OPERANDS: [&str; 13] = [
     "projected",
     "qkv",
     "output_gate",
     "f_a",
     "beta",
+    "gate_input",
     "out",
     "conv_cache",
     "state",
@@ -220,6 +225,20 @@ pub(crate) fn step(
     let heads = config.heads;
     let dim = heads * HEAD_DIM;
 
+    // As many rows as another operand has.
+    let part = |name, width, (count, of): (usize, &str)| -> Outcome<Rows> {
+        let (rows, found) = named.rows(name, width)?;
+        if found != count {
+            return Err(value(format!("{name} has {found} rows, {of} has {count}")));
+        }
+        Ok(rows)
+    };
+    // The library refuses one that the settings have no use for.
+    let low_rank = config.gate_input == GateInput::LowRank;
+    let gate = |name, width, wanted: bool, of| match wanted || named.optional(name)?.is_some() {
+        true => part(name, width, of),
+        false => Ok(Rows::default()),
+    };
     let (projected, row_count, source) = if named.optional("projected")?.is_some() {
         for part in &OPERANDS[1..5] {
             if named.optional(part)?.is_some() {
@@ -227,22 +246,26 @@ pub(crate) fn step(
             }
         }
         let (packed, count) = named.rows("projected", 4 * dim + GATE_RANK + heads)?;
-        let projected = Projected::packed(packed.buffer, packed.stride, heads);
+        let packed = Projected::packed(packed.buffer, packed.stride, heads);
+        let gate_input = gate("gate_input", dim, !low_rank, (count, "projected"))?;
+        let projected = match low_rank {
+            true => Projected {
+                gate_input,
+                ..packed
+            },
+            // The F_A columns were the engine's to multiply.
+            false => packed.with_gate_input(gate_input),
+        };
         (projected, count, "projected")
     } else {
         let (qkv, count) = named.rows("qkv", 3 * dim)?;
-        let part = |name, width| -> Outcome<Rows> {
-            let (rows, found) = named.rows(name, width)?;
-            if found != count {
-                return Err(value(format!("{name} has {found} rows, qkv has {count}")));
-            }
-            Ok(rows)
-        };
+        let of = (count, "qkv");
         let projected = Projected {
             qkv,
-            output_gate: part("output_gate", dim)?,
-            f_a: part("f_a", GATE_RANK)?,
-            beta: part("beta", heads)?,
+            output_gate: part("output_gate", dim, of)?,
+            f_a: gate("f_a", GATE_RANK, low_rank, of)?,
+            gate_input: gate("gate_input", dim, !low_rank, of)?,
+            beta: part("beta", heads, of)?,
         };
         (projected, count, "qkv")
     };

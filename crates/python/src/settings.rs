@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kda_codegen::{EarlyReads, Mode};
+use kda_codegen::Mode;
 use kda_runtime::{
     Config, DiskCache, Gate, KernelBundle, KernelSources, Policies, Policy, StepKind, Target,
 };
@@ -18,6 +18,7 @@ pub(crate) struct ConfigFields {
     conv_bias: bool,
     conv_layout: String,
     lower_bound: Option<f32>,
+    gate_input: String,
     null_rule: String,
     state_dtype: String,
     early_reads: String,
@@ -32,6 +33,7 @@ impl ConfigFields {
             conv_bias: self.conv_bias,
             conv_layout: self.conv_layout.parse()?,
             gate: self.lower_bound.map_or(Gate::Softplus, Gate::LowerBound),
+            gate_input: self.gate_input.parse()?,
             null_rule: self.null_rule.parse()?,
             state_dtype: self.state_dtype.parse()?,
             early_reads: self.early_reads.parse()?,
@@ -64,7 +66,7 @@ pub(crate) fn policies_of(
     let mut all = Policies::default();
     for field in fields {
         let kind = kind_of(field.verify_tokens);
-        let measured = || measured(target, config.heads, config.early_reads, kind);
+        let measured = || Policies::for_device(target, config, &[kind]);
         let (mode, most) = match (&field.mode, field.max_requests) {
             (Some(mode), most) => (mode.parse()?, most),
             (None, None) => {
@@ -83,10 +85,6 @@ pub(crate) fn policies_of(
         }
     }
     Ok(all)
-}
-
-fn measured(target: Target<'_>, heads: usize, early_reads: EarlyReads, kind: StepKind) -> Policies {
-    Policies::for_device(target, heads.max(1), early_reads, &[kind])
 }
 
 /// The mode that serves `requests`.

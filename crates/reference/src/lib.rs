@@ -27,6 +27,7 @@
 //!     conv_weight: &conv_weight,
 //!     conv_bias: None,
 //!     f_b: &vec![bf16::from_f32(0.1); d * 128],
+//!     gate_input: None,
 //!     a_log: &[0.0],
 //!     dt_bias: &vec![0.0; d],
 //!     norm: &[1.0; 128],

@@ -61,6 +61,7 @@ pub struct Oracle<'a> {
     inputs: &'a Inputs<'a>,
     conv_cache: &'a [bf16],
     state: &'a [f32],
+    /// Empty beside a projected gate input.
     f_b: Vec<f64>,
 }
 
@@ -78,7 +79,10 @@ impl<'a> Oracle<'a> {
         state: &'a [f32],
     ) -> Result<Self, Error> {
         shape.validate(inputs, conv_cache, state, None)?;
-        let f_b = inputs.f_b.iter().map(|x| x.to_f64()).collect();
+        let f_b = match inputs.gate_input {
+            None => inputs.f_b.iter().map(|x| x.to_f64()).collect(),
+            Some(_) => Vec::new(),
+        };
         Ok(Oracle {
             shape,
             inputs,
@@ -204,8 +208,8 @@ impl<'a> Oracle<'a> {
             [0, 1, 2].map(|part| self.convolve(history, token, head, part));
         let (q, q_error) = normalise(&q, &q_error, shape.scale.into());
         let (k, k_error) = normalise(&k, &k_error, 1.0);
-        let f_a: Vector = std::array::from_fn(|i| projected[4 * dim + i].to_f64());
-        let (decay, decay_error) = self.decay(&f_a, head);
+        let (g, g_error) = self.gate_input(row, head);
+        let (decay, decay_error) = self.decay(&g, &g_error, head);
 
         let logit = projected[4 * dim + HEAD_DIM + head].to_f64();
         let beta = sigmoid(logit);
@@ -313,8 +317,29 @@ impl<'a> Oracle<'a> {
         (y, y_error)
     }
 
+    /// Input of each key's gate, and its absolute error: none where it is an operand.
+    fn gate_input(&self, row: usize, head: usize) -> (Vector, Vector) {
+        let shape = self.shape;
+        if let Some(rows) = self.inputs.gate_input {
+            let start = row * shape.gate_stride + head * HEAD_DIM;
+            let given = std::array::from_fn(|i| rows[start + i].to_f64());
+            return (given, [0.0; HEAD_DIM]);
+        }
+        let f_a = &self.inputs.projected[row * shape.pitch + 4 * shape.dim()..][..HEAD_DIM];
+        let f_a: Vector = std::array::from_fn(|j| f_a[j].to_f64());
+        let (mut g, mut g_error) = ([0.0; HEAD_DIM], [0.0; HEAD_DIM]);
+        for i in 0..HEAD_DIM {
+            let weights: &Vector = self.f_b[(head * HEAD_DIM + i) * HEAD_DIM..][..HEAD_DIM]
+                .try_into()
+                .expect("a row of f_b has 128 elements");
+            g[i] = sum(|j| weights[j] * f_a[j]);
+            g_error[i] = SUM * sum(|j| (weights[j] * f_a[j]).abs());
+        }
+        (g, g_error)
+    }
+
     /// Decay of each key, and its absolute error.
-    fn decay(&self, f_a: &Vector, head: usize) -> (Vector, Vector) {
+    fn decay(&self, g: &Vector, g_error: &Vector, head: usize) -> (Vector, Vector) {
         let a_log = f64::from(self.inputs.a_log[head]);
         let rate = saturating_exp(a_log);
         let rate_error = if rate == f64::from(f32::MAX) {
@@ -325,14 +350,9 @@ impl<'a> Oracle<'a> {
         let (mut decay, mut decay_error) = ([0.0; HEAD_DIM], [0.0; HEAD_DIM]);
         for i in 0..HEAD_DIM {
             let column = head * HEAD_DIM + i;
-            let weights: &Vector = self.f_b[column * HEAD_DIM..][..HEAD_DIM]
-                .try_into()
-                .expect("a row of f_b has 128 elements");
-            let g = sum(|j| weights[j] * f_a[j]);
-            let size = sum(|j| (weights[j] * f_a[j]).abs());
             let dt_bias = f64::from(self.inputs.dt_bias[column]);
-            let x = g + dt_bias;
-            let x_error = SUM * size + UNIT * x.abs();
+            let x = g[i] + dt_bias;
+            let x_error = g_error[i] + UNIT * x.abs();
             let (low, exact, high) = match self.shape.gate {
                 Gate::LowerBound { lower_bound } => {
                     let z = rate * x;

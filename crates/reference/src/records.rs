@@ -18,7 +18,10 @@ pub const RECORD_SIZE: usize = 3 * HEAD_DIM;
 ///
 /// If either has another length.
 pub fn repeat(state: &mut [f32], record: &[f32], state_type: StateType) {
-    assert_eq!((state.len(), record.len()), (HEAD_DIM * HEAD_DIM, RECORD_SIZE));
+    assert_eq!(
+        (state.len(), record.len()),
+        (HEAD_DIM * HEAD_DIM, RECORD_SIZE)
+    );
     let (decay, rest) = record.split_at(HEAD_DIM);
     let (k, u) = rest.split_at(HEAD_DIM);
     for (line, &u) in state.chunks_exact_mut(HEAD_DIM).zip(u) {

@@ -10,7 +10,7 @@ pub const HEAD_DIM: usize = 128;
 /// Taps of the causal convolution: three of history and the token itself.
 pub const CONV_WIDTH: usize = 4;
 
-/// How the decay follows from the gate projection.
+/// How the decay follows from the gate's input g.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gate {
     /// `decay = exp(lower_bound · sigmoid(exp(A_log) · (g + dt_bias)))`.
@@ -86,6 +86,8 @@ pub struct Shape {
     pub conv_len: usize,
     /// Between rows of `projected`.
     pub pitch: usize,
+    /// Between rows of the projected gate input, where there is one.
+    pub gate_stride: usize,
     /// Between rows of `out`.
     pub out_stride: usize,
     /// Between rows of `slots`.
@@ -125,6 +127,7 @@ impl Shape {
             columns: tokens,
             conv_len,
             pitch: 4 * dim + HEAD_DIM + heads,
+            gate_stride: dim,
             out_stride: dim,
             slots_stride: tokens,
             conv_slot_stride: 3 * dim * conv_len,
@@ -170,13 +173,20 @@ impl Shape {
     }
 
     /// Element of the record pool where record `index` of `slot` and `head` starts.
-    pub fn record_index(&self, records: &RecordShape, slot: usize, index: usize, head: usize) -> usize {
+    pub fn record_index(
+        &self,
+        records: &RecordShape,
+        slot: usize,
+        index: usize,
+        head: usize,
+    ) -> usize {
         slot * records.slot_stride + (index * self.heads + head) * RECORD_SIZE
     }
 
     /// Largest legal `accepted`.
     pub fn accepted_limit(&self) -> usize {
-        self.records.map_or(self.columns, |records| records.count + 1)
+        self.records
+            .map_or(self.columns, |records| records.count + 1)
     }
 
     /// Rows of `out` that `request` owns: its token count, or all where there is none or it is out of
@@ -194,10 +204,17 @@ impl Shape {
     /// usable: the number of tokens, their slots, `accepted` and the source slot. Columns beyond those
     /// are never looked at.
     pub fn plan(&self, metadata: &Metadata<'_>, request: usize) -> Plan {
-        let columns = if self.records.is_some() { 1 } else { self.columns };
+        let columns = if self.records.is_some() {
+            1
+        } else {
+            self.columns
+        };
         let row = &metadata.slots[request * self.slots_stride..][..columns];
         let tokens = self.tokens_of(metadata.token_counts, request);
-        if tokens == 0 && metadata.token_counts.is_some_and(|counts| counts[request] == 0)
+        if tokens == 0
+            && metadata
+                .token_counts
+                .is_some_and(|counts| counts[request] == 0)
             || self.null_rule.is_null(row[0])
         {
             return Plan::Null;
@@ -269,7 +286,11 @@ impl Shape {
                 return Err(Error::Zero { count });
             }
         }
-        let columns = if self.records.is_some() { 1 } else { self.tokens };
+        let columns = if self.records.is_some() {
+            1
+        } else {
+            self.tokens
+        };
         if self.columns < columns {
             return Err(Error::ColumnsTooFew {
                 columns: self.columns,
@@ -297,6 +318,7 @@ impl Shape {
         let record_slot = |shape: &RecordShape| shape.count * self.heads * RECORD_SIZE;
         for (operand, stride, needed) in [
             ("projected", self.pitch, self.used_columns()),
+            ("gate input", self.gate_stride, dim),
             ("out", self.out_stride, dim),
             ("slots", self.slots_stride, self.columns),
             ("conv cache", self.conv_slot_stride, conv_slot),
@@ -338,7 +360,19 @@ impl Shape {
                 inputs.conv_bias.map_or(3 * dim, <[f32]>::len),
                 3 * dim,
             ),
-            ("f_b", inputs.f_b.len(), dim * HEAD_DIM),
+            (
+                "f_b",
+                inputs.f_b.len(),
+                match inputs.gate_input {
+                    None => dim * HEAD_DIM,
+                    Some(_) => 0,
+                },
+            ),
+            (
+                "gate input",
+                inputs.gate_input.map_or(usize::MAX, <[bf16]>::len),
+                reach(rows, self.gate_stride, dim),
+            ),
             ("a_log", inputs.a_log.len(), self.heads),
             ("dt_bias", inputs.dt_bias.len(), dim),
             ("norm", inputs.norm.len(), HEAD_DIM),
@@ -392,8 +426,9 @@ impl Shape {
 /// # Shapes
 ///
 /// `projected` bf16 `[rows, pitch]`; `conv_weight` f32 `[3, 4, d]` ([`decode_conv_weight`]);
-/// `conv_bias` f32 `[3d]`; `f_b` bf16 `[d, 128]`; `a_log`, `dt_bias`, `norm` f32 `[heads]`, `[d]`,
-/// `[128]`; `slots` i32 `[requests, slots_stride]`; `accepted`, `token_counts` i32 `[requests]`.
+/// `conv_bias` f32 `[3d]`; `f_b` bf16 `[d, 128]`, or `gate_input` bf16 `[rows, gate_stride]`; `a_log`,
+/// `dt_bias`, `norm` f32 `[heads]`, `[d]`, `[128]`; `slots` i32 `[requests, slots_stride]`;
+/// `accepted`, `token_counts` i32 `[requests]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     /// Packed projection.
@@ -402,8 +437,10 @@ pub struct Inputs<'a> {
     pub conv_weight: &'a [f32],
     /// Convolution bias; absent adds nothing.
     pub conv_bias: Option<&'a [f32]>,
-    /// Up-projection of the low-rank gate.
+    /// Up-projection of the low-rank gate; not looked at beside a `gate_input`.
     pub f_b: &'a [bf16],
+    /// The gate's input where it is no product of low rank: neither `f_b` nor F_A is read then.
+    pub gate_input: Option<&'a [bf16]>,
     /// Logarithm of the gate's scale.
     pub a_log: &'a [f32],
     /// Bias of the gate.

@@ -204,8 +204,12 @@ fn head_step(
     let decay: [f32; HEAD_DIM] = std::array::from_fn(|i| {
         let column = head * HEAD_DIM + i;
         let mut g = 0.0;
-        for (weight, x) in inputs.f_b[column * HEAD_DIM..][..HEAD_DIM].iter().zip(f_a) {
-            g += weight.to_f32() * x.to_f32();
+        if let Some(rows) = inputs.gate_input {
+            g = rows[row * shape.gate_stride + column].to_f32();
+        } else {
+            for (weight, x) in inputs.f_b[column * HEAD_DIM..][..HEAD_DIM].iter().zip(f_a) {
+                g += weight.to_f32() * x.to_f32();
+            }
         }
         let biased = g + inputs.dt_bias[column];
         match shape.gate {

@@ -325,7 +325,9 @@ fn records_stand_for_checkpoints() {
     (shape.records, shape.columns, shape.slots_stride) = (None, 3, 3);
     shape.pool_slots = 4;
     checkpoints.state.resize(4 * shape.state_slot_stride, 0.0);
-    checkpoints.conv_cache.resize(4 * shape.conv_slot_stride, bf16::ZERO);
+    checkpoints
+        .conv_cache
+        .resize(4 * shape.conv_slot_stride, bf16::ZERO);
     assert_eq!(records.run().1, checkpoints.run().1);
     assert_eq!(records.state(1, 1), checkpoints.state(1, 1));
     for launch in [&mut records, &mut checkpoints] {
@@ -377,7 +379,11 @@ fn a_ragged_request_does_as_a_step_of_its_tokens() {
     assert_eq!(report.faults, [fault(4), fault(5)]);
     for (request, tokens) in [(0, 3), (1, 2), (2, 1), (3, 0)] {
         let rows = &out[request * 3 * 128..][..3 * 128];
-        assert!(rows[..tokens * 128].iter().all(|x| x.is_finite() && *x != 0.0));
+        assert!(
+            rows[..tokens * 128]
+                .iter()
+                .all(|x| x.is_finite() && *x != 0.0)
+        );
         // What the request does not bring keeps its bytes.
         assert!(rows[tokens * 128..].iter().all(|x| x.is_nan()));
         let slot = |token| before.slots[request * 3 + token] as usize;

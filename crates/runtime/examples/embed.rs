@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = unsafe { Device::borrow(context.cu_ctx(), context.clone()) }?;
     let config = Config::kimi_k3(HEADS);
     let kinds = [StepKind::Decode];
-    let policies = Policies::for_device(&device, HEADS, config.early_reads, &kinds);
+    let policies = Policies::for_device(&device, &config, &kinds);
     let raw = stream.cu_stream();
     let kda =
         PreparedKda::prepare_caches(&device, raw, &config, &policies, &KernelSources::standard())?;

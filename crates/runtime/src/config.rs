@@ -4,8 +4,8 @@ use std::fmt;
 
 use kda_codegen::schedule::MAX_REQUESTS;
 use kda_codegen::{
-    Arch, ConvLayout, EarlyReads, GateKind, GateSchedule, KernelSpec, MAX_TOKENS, Mode, NullRule,
-    Role, Rollback, StateDtype,
+    Arch, ConvLayout, EarlyReads, GateInput, GateKind, GateSchedule, KernelSpec, MAX_TOKENS, Mode,
+    NullRule, Role, Rollback, StateDtype,
 };
 
 use crate::{Error, PolicyFile};
@@ -30,6 +30,8 @@ pub struct Config {
     pub conv_layout: ConvLayout,
     /// Decay formula.
     pub gate: Gate,
+    /// Whether the launch computes F_B · F_A, or reads the product that the engine made and rounded.
+    pub gate_input: GateInput,
     /// Null slot values.
     pub null_rule: NullRule,
     /// Element type of the state pool.
@@ -48,14 +50,15 @@ pub struct Config {
 }
 
 impl Config {
-    /// Settings of Kimi K3: no conv bias, dim-first cache, lower bound −5, null slots ≤ 0, f32
-    /// state, checkpoints, as many tokens for every request, weights read early.
+    /// Settings of Kimi K3: no conv bias, dim-first cache, lower bound −5, low-rank gate, null
+    /// slots ≤ 0, f32 state, checkpoints, as many tokens for every request, weights read early.
     pub fn kimi_k3(heads: usize) -> Config {
         Config {
             heads,
             conv_bias: false,
             conv_layout: ConvLayout::DimFirst,
             gate: Gate::LowerBound(-5.0),
+            gate_input: GateInput::LowRank,
             null_rule: NullRule::NonPositive,
             state_dtype: StateDtype::F32,
             rollback: Rollback::Checkpoints,
@@ -107,6 +110,7 @@ impl Config {
                 Gate::LowerBound(_) => GateKind::LowerBound,
                 Gate::Softplus => GateKind::Softplus,
             },
+            gate_input: self.gate_input,
             null_rule: self.null_rule,
             state_dtype: self.state_dtype,
             early_reads: self.early_reads,
@@ -202,7 +206,8 @@ impl Policies {
     /// Where a file that this crate carries ([`PolicyFile::shipped`]) names the device, as
     /// [`Policies::from_file`] reads it. Elsewhere, and for an architecture alone, by a rule: the
     /// fewer (request, head) pairs there are, the more blocks share one. The times behind both, of
-    /// an H200, are in `docs/performance.md`; without clusters one block serves a head.
+    /// an H200, are in `docs/performance.md`; without clusters one block serves a head. They are those
+    /// of the low-rank gate; with a projected one the same modes serve, each block computing its gates.
     ///
     /// ```no_run
     /// # use kda_runtime::{Config, Device, Policies, StepKind};
@@ -210,34 +215,37 @@ impl Policies {
     /// let config = Config::kimi_k3(12);
     /// let kinds = [StepKind::Decode, StepKind::Verify(4)];
     /// // By the device's name; `device.arch()` gives the rule of its architecture.
-    /// let policies = Policies::for_device(&device, config.heads, config.early_reads, &kinds);
+    /// let policies = Policies::for_device(&device, &config, &kinds);
     /// # Ok::<(), kda_runtime::Error>(())
     /// ```
     pub fn for_device<'a>(
         target: impl Into<Target<'a>>,
-        heads: usize,
-        early_reads: EarlyReads,
+        config: &Config,
         kinds: &[StepKind],
     ) -> Policies {
         let target = target.into();
         if let Some(file) = target.file() {
-            return Policies::from_file(file, heads, early_reads, kinds);
+            return Policies::from_file(file, config, kinds);
         }
         let rules = kinds
             .iter()
-            .map(|&kind| rule(target.arch, heads, early_reads, kind));
-        Policies(rules.collect::<Vec<_>>().concat())
+            .map(|&kind| rule(target.arch, config.heads, config.early_reads, kind));
+        Policies(rules.collect::<Vec<_>>().concat()).with_gate_input(config.gate_input)
     }
 
-    /// What a policy file says of these heads, and the rule of [`Policies::for_device`] for its
+    /// Every mode made one of this gate input.
+    fn with_gate_input(mut self, gate_input: GateInput) -> Policies {
+        for policy in &mut self.0 {
+            policy.mode = policy.mode.with_gate_input(gate_input);
+        }
+        self
+    }
+
+    /// What a policy file says of these heads and early reads, and the rule of [`Policies::for_device`] for its
     /// architecture where it says nothing: for other heads or kinds, between two measured batch
     /// sizes that are far apart, and above the largest.
-    pub fn from_file(
-        file: &PolicyFile,
-        heads: usize,
-        early_reads: EarlyReads,
-        kinds: &[StepKind],
-    ) -> Policies {
+    pub fn from_file(file: &PolicyFile, config: &Config, kinds: &[StepKind]) -> Policies {
+        let (heads, early_reads) = (config.heads, config.early_reads);
         let mut policies = Vec::new();
         for &kind in kinds {
             let rule = rule(file.arch(), heads, early_reads, kind);
@@ -271,7 +279,7 @@ impl Policies {
             }
             policies.extend(merged);
         }
-        Policies(policies)
+        Policies(policies).with_gate_input(config.gate_input)
     }
 }
 

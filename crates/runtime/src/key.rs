@@ -48,7 +48,7 @@ impl fmt::Display for KernelKey {
 pub(crate) type Field = (&'static str, String);
 
 /// How many leading fields of [`Identity::fields`] are the specialisation's.
-pub(crate) const SPEC_FIELDS: usize = 14;
+pub(crate) const SPEC_FIELDS: usize = 15;
 
 /// A kernel before it is compiled.
 pub(crate) struct Identity {
@@ -73,6 +73,7 @@ impl Identity {
             conv_bias,
             conv_layout,
             gate,
+            gate_input,
             null_rule,
             state_dtype,
             early_reads,
@@ -89,6 +90,7 @@ impl Identity {
             ("conv_bias", conv_bias.to_string()),
             ("conv_layout", conv_layout.to_string()),
             ("gate", gate.to_string()),
+            ("gate_input", gate_input.to_string()),
             ("null_rule", null_rule.to_string()),
             ("state_dtype", state_dtype.to_string()),
             ("early_reads", early_reads.to_string()),

@@ -6,7 +6,7 @@
 //! let device = Device::primary(0)?;
 //! let config = Config::kimi_k3(12);
 //! let kinds = [StepKind::Decode, StepKind::Verify(4)];
-//! let policies = Policies::for_device(&device, config.heads, config.early_reads, &kinds);
+//! let policies = Policies::for_device(&device, &config, &kinds);
 //! // Compiles and loads; everything slow happens here.
 //! let kda = PreparedKda::prepare_caches(&device, stream, &config, &policies, &KernelSources::standard())?;
 //! // One kernel launch; fine inside a graph capture.
@@ -43,7 +43,9 @@ pub use cache::{CACHE_VARIABLE, DiskCache};
 pub use config::{Config, Gate, Policies, Policy, StepKind, Target};
 pub use device::{Device, Stream};
 pub use error::Error;
-pub use kda_codegen::{Arch, ConvLayout, EarlyReads, Mode, NullRule, Rollback, StateDtype};
+pub use kda_codegen::{
+    Arch, ConvLayout, EarlyReads, GateInput, Mode, NullRule, Rollback, StateDtype,
+};
 pub use kernels::{Kernel, KernelSources, Kernels, Origin};
 pub use key::KernelKey;
 pub use policy_file::{Measurement, PolicyDefect, PolicyEntry, PolicyFile};

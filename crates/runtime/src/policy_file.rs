@@ -212,7 +212,7 @@ pub struct Measurement {
 /// The measured modes of one device; every value is legal, the entries are sorted.
 ///
 /// ```
-/// use kda_runtime::{EarlyReads, Measurement, Policies, PolicyFile, StepKind};
+/// use kda_runtime::{Config, EarlyReads, Measurement, Policies, PolicyFile, StepKind};
 ///
 /// let time = |requests, mode: &str, microseconds| {
 ///     Ok::<_, kda_runtime::Error>(Measurement {
@@ -235,7 +235,7 @@ pub struct Measurement {
 /// let text = file.to_string();
 /// assert_eq!(text.parse::<PolicyFile>()?, file);
 ///
-/// let policies = Policies::from_file(&file, 12, EarlyReads::Weights, &[StepKind::Decode]);
+/// let policies = Policies::from_file(&file, &Config::kimi_k3(12), &[StepKind::Decode]);
 /// assert_eq!(policies.0[0].mode, times[0].mode);
 /// # Ok::<(), kda_runtime::Error>(())
 /// ```

@@ -1,7 +1,7 @@
 //! One step's operands, their checks, and the plain launch description made of them. No CUDA.
 
 use kda_codegen::operands::{Arguments, Geometry};
-use kda_codegen::{Arch, CONV_WIDTH, GATE_RANK, HEAD_DIM, KernelSpec, Launch, Rollback};
+use kda_codegen::{Arch, CONV_WIDTH, GATE_RANK, GateInput, HEAD_DIM, KernelSpec, Launch, Rollback};
 
 use crate::config::KINDS;
 use crate::{Config, Error, Gate, Policies, StepKind};
@@ -31,21 +31,25 @@ pub struct Rows {
     pub stride: i64,
 }
 
-/// The projection's columns. In a packed projection all four lie in one buffer.
+/// The projection's columns. In a packed projection they lie in one buffer. Of F_A and the gate input
+/// one is given, by [`Config::gate_input`]; the other has address 0, as `Rows::default()` has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Projected {
     /// bf16 `[rows, 3 dim]`.
     pub qkv: Rows,
     /// bf16 `[rows, dim]`.
     pub output_gate: Rows,
-    /// bf16 `[rows, 128]`.
+    /// bf16 `[rows, 128]`, with the low-rank gate.
     pub f_a: Rows,
+    /// bf16 `[rows, dim]`, with a projected gate: F_B · F_A, before dt_bias.
+    pub gate_input: Rows,
     /// bf16 `[rows, heads]`.
     pub beta: Rows,
 }
 
 /// Where the columns of a packed projection start, in elements of its rows. q, k and v are one block
-/// `[3 dim]` in this order; the four blocks may lie in any order, with anything between them.
+/// `[3 dim]` in this order; the blocks may lie in any order, with anything between them. `None`: the
+/// rows hold no such block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProjectionLayout {
     /// q, k, v, `[3 dim]`.
@@ -53,7 +57,9 @@ pub struct ProjectionLayout {
     /// Output gate, `[dim]`.
     pub output_gate: usize,
     /// F_A, `[128]`.
-    pub f_a: usize,
+    pub f_a: Option<usize>,
+    /// Projected gate input, `[dim]`.
+    pub gate_input: Option<usize>,
     /// Beta, `[heads]`.
     pub beta: usize,
 }
@@ -65,7 +71,8 @@ impl ProjectionLayout {
         ProjectionLayout {
             qkv: 0,
             output_gate: 3 * dim,
-            f_a: 4 * dim,
+            f_a: Some(4 * dim),
+            gate_input: None,
             beta: 4 * dim + GATE_RANK,
         }
     }
@@ -89,7 +96,7 @@ impl Projected {
     /// let layout = ProjectionLayout {
     ///     output_gate: 0,
     ///     qkv: dim,
-    ///     f_a: 4 * dim,
+    ///     f_a: Some(4 * dim),
     ///     ..ProjectionLayout::standard(heads)
     /// };
     /// let mut projected = Projected::with_layout(packed, (4 * dim + 128) as i64, &layout);
@@ -110,9 +117,18 @@ impl Projected {
         Projected {
             qkv: from(layout.qkv),
             output_gate: from(layout.output_gate),
-            f_a: from(layout.f_a),
+            f_a: layout.f_a.map(from).unwrap_or_default(),
+            gate_input: layout.gate_input.map(from).unwrap_or_default(),
             beta: from(layout.beta),
         }
+    }
+
+    /// The same views with the gate's input, bf16 `[rows, dim]` in a buffer of its own, in place of
+    /// F_A: for engines whose own GEMM multiplies by F_B.
+    pub fn with_gate_input(mut self, gate_input: Rows) -> Projected {
+        self.f_a = Rows::default();
+        self.gate_input = gate_input;
+        self
     }
 }
 
@@ -123,7 +139,7 @@ pub struct Weights {
     pub conv: Buffer,
     /// f32 `[3 dim]`, with a conv bias.
     pub conv_bias: Option<Buffer>,
-    /// bf16 `[dim, 128]`, 16-byte aligned.
+    /// bf16 `[dim, 128]`, 16-byte aligned; address 0 with a projected gate.
     pub f_b: Buffer,
     /// f32 `[heads]`.
     pub a_log: Buffer,
@@ -428,6 +444,7 @@ impl Plan {
             scale: self.config.scale,
             eps: self.config.eps,
             f_b: weights.f_b.address,
+            gate_input: projected.gate_input.buffer.address,
             accepted: step.accepted.map_or(0, |accepted| accepted.address),
             state_source: source.buffer.address,
             token_counts: step.token_counts.map_or(0, |counts| counts.address),
@@ -437,6 +454,7 @@ impl Plan {
                 qkv_pitch: projected.qkv.stride,
                 gate_pitch: projected.output_gate.stride,
                 f_a_pitch: projected.f_a.stride,
+                gate_input_pitch: projected.gate_input.stride,
                 beta_pitch: projected.beta.stride,
                 out_stride: step.out.stride,
                 slots_stride: step.slots.stride,
@@ -466,7 +484,10 @@ impl Plan {
             ("pool_slots", step.pool_slots),
             ("conv_cache length", step.conv_cache.length),
             ("slots columns", step.slots.columns),
-            ("records", step.records.map_or(0, |records| records.count + 1)),
+            (
+                "records",
+                step.records.map_or(0, |records| records.count + 1),
+            ),
         ] {
             if found > i32::MAX as usize {
                 return Err(Error::TooLarge {
@@ -511,19 +532,37 @@ impl Plan {
             });
         }
         let projected = &step.projected;
+        let weights = &step.weights;
+        let gate = self.gate_rows(projected);
+        let (setting, unexpected) = match self.config.gate_input {
+            GateInput::LowRank => (
+                "the configuration has a low-rank gate",
+                &[("gate_input", projected.gate_input.buffer)][..],
+            ),
+            GateInput::Projected => (
+                "the configuration has a projected gate",
+                &[("f_a", projected.f_a.buffer), ("f_b", weights.f_b)][..],
+            ),
+        };
+        for &(operand, buffer) in unexpected {
+            if buffer.address != 0 {
+                return Err(Error::OperandUnexpected { operand, setting });
+            }
+        }
         for (operand, rows_of, width) in [
             ("qkv", &projected.qkv, 3 * dim),
             ("output_gate", &projected.output_gate, dim),
-            ("f_a", &projected.f_a, GATE_RANK),
+            gate,
             ("beta", &projected.beta, heads),
             ("out", &step.out, dim),
         ] {
             strided(operand, rows_of.buffer, rows_of.stride, rows, width, 2)?;
         }
-        let weights = &step.weights;
+        if self.config.gate_input == GateInput::LowRank {
+            contiguous("f_b", weights.f_b, dim * GATE_RANK, 16)?;
+        }
         for (operand, buffer, needed, alignment) in [
             ("conv_weight", weights.conv, 3 * CONV_WIDTH * dim, 4),
-            ("f_b", weights.f_b, dim * GATE_RANK, 16),
             ("a_log", weights.a_log, heads, 4),
             ("dt_bias", weights.dt_bias, dim, 4),
             ("norm", weights.norm, HEAD_DIM, 4),
@@ -583,6 +622,17 @@ impl Plan {
         self.check_overlap(step, rows)
     }
 
+    /// The operand that the gate's input comes from, and its width.
+    fn gate_rows<'a>(&self, projected: &'a Projected) -> (&'static str, &'a Rows, usize) {
+        match self.config.gate_input {
+            GateInput::LowRank => ("f_a", &projected.f_a, GATE_RANK),
+            GateInput::Projected => {
+                let dim = self.config.heads * HEAD_DIM;
+                ("gate_input", &projected.gate_input, dim)
+            }
+        }
+    }
+
     fn check_overlap(&self, step: &Step, rows: usize) -> Result<(), Error> {
         let heads = self.config.heads;
         let dim = heads * HEAD_DIM;
@@ -608,7 +658,8 @@ impl Plan {
             "output_gate",
             &rows_of(&projected.output_gate, dim),
         )?;
-        apart("out", &out, "f_a", &rows_of(&projected.f_a, GATE_RANK))?;
+        let (operand, gate, width) = self.gate_rows(projected);
+        apart("out", &out, operand, &rows_of(gate, width))?;
         apart("out", &out, "beta", &rows_of(&projected.beta, heads))?;
         apart("out", &out, "conv_cache", &conv)?;
         apart("out", &out, "state_pool", &state)?;

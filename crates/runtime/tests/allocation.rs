@@ -39,8 +39,9 @@ fn allocations(body: impl FnOnce()) -> usize {
 #[test]
 fn planning_a_step_allocates_nothing() {
     let kinds = [StepKind::Decode, StepKind::Verify(4)];
-    let policies = Policies::for_device(Arch::Sm90a, support::HEADS, EarlyReads::Weights, &kinds);
-    let plan = Plan::new(Arch::Sm90a, &Config::kimi_k3(support::HEADS), &policies).unwrap();
+    let config = Config::kimi_k3(support::HEADS);
+    let policies = Policies::for_device(Arch::Sm90a, &config, &kinds);
+    let plan = Plan::new(Arch::Sm90a, &config, &policies).unwrap();
     for kind in kinds {
         let step = support::step(kind);
         let mut refused = step;

@@ -87,7 +87,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         unsafe { kda_runtime::Device::borrow(context.cu_ctx().cast(), context.clone()) }?;
     let config = Config::kimi_k3(HEADS);
     let kinds = [StepKind::Decode];
-    let policies = Policies::for_device(&kda_device, HEADS, config.early_reads, &kinds);
+    let policies = Policies::for_device(&kda_device, &config, &kinds);
     let sources = KernelSources::standard();
     let kda = PreparedKda::prepare_caches(&kda_device, raw, &config, &policies, &sources)?;
 

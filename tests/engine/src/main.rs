@@ -128,7 +128,7 @@ impl Engine {
         let device = unsafe { Device::borrow(context.cu_ctx(), context.clone()) }?;
         let config = Config::kimi_k3(options.heads);
         let policies =
-            Policies::for_device(device.arch(), config.heads, config.early_reads, &KINDS);
+            Policies::for_device(device.arch(), &config, &KINDS);
         let sources = match &options.bundle {
             Some(path) => KernelSources::new().bundle(KernelBundle::from_path(path.as_ref())?),
             None => KernelSources::standard(),

@@ -99,6 +99,7 @@ impl Request {
                 conv_weight: &weights.conv,
                 conv_bias: None,
                 f_b: &weights.f_b,
+                gate_input: None,
                 a_log: &weights.a_log,
                 dt_bias: &weights.dt_bias,
                 norm: &weights.norm,

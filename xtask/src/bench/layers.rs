@@ -242,6 +242,7 @@ fn case(size: Size) -> Case {
         biases: vec![false],
         ragged: vec![false],
         records: vec![records],
+        projected_gates: vec![false],
         regimes: vec![Regime::Plain],
         max_pool_bytes: usize::MAX,
         ..Limits::default()
@@ -259,7 +260,7 @@ fn case(size: Size) -> Case {
             slot_stride: (tokens - 1) * heads * RECORD_SIZE,
         });
         // As many as the shape has: the case drew others.
-        let data = Data::random(shape, false, Regime::Plain, &mut Rng::stream(1, 98));
+        let data = Data::random(shape, false, false, Regime::Plain, &mut Rng::stream(1, 98));
         case.data = Arc::new(data);
     }
     case.skew = Default::default();

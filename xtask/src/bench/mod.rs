@@ -394,7 +394,7 @@ fn choose(device: &Device, case: &Case, text: &str) -> Result<(Config, Policies)
         }
     };
     let config = placed::config(case, early);
-    let policies = Policies::for_device(device, config.heads, early, &[kind]);
+    let policies = Policies::for_device(device, &config, &[kind]);
     Ok((config, policies))
 }
 

@@ -29,14 +29,14 @@ class Weights:
         cls,
         *,
         conv: _Tensor,
-        f_b: _Tensor,
+        f_b: Optional[_Tensor] = None,
         a_log: _Tensor,
         dt_bias: _Tensor,
         norm: _Tensor,
         conv_bias: Optional[_Tensor] = None,
     ) -> Weights:
         """``conv``: f32 [3, 4, dim], the decode layout (``decode_conv_weight`` makes it). ``f_b``:
-        bf16 of dim * 128 elements, 16-byte aligned. ``a_log``: f32 [heads]. ``dt_bias``: f32 of dim
+        bf16 of dim * 128 elements, 16-byte aligned, with the low-rank gate. ``a_log``: f32 [heads]. ``dt_bias``: f32 of dim
         elements. ``norm``: f32 [128]. ``conv_bias``: f32 [3 dim], with a conv bias."""
 
 @final
@@ -146,6 +146,7 @@ class Kda:
         output_gate: Optional[_Tensor] = None,
         f_a: Optional[_Tensor] = None,
         beta: Optional[_Tensor] = None,
+        gate_input: Optional[_Tensor] = None,
         out: _Tensor,
         conv_cache: _Tensor,
         state: _Tensor,
@@ -159,7 +160,8 @@ class Kda:
         ``stream``: a CUstream handle, a torch stream, or what has ``__cuda_stream__``.
         ``projected``: bf16 [rows, at least 4 dim + 128 + heads], any row stride; or its parts
         ``qkv`` [rows, 3 dim], ``output_gate`` [rows, dim], ``f_a`` [rows, 128], ``beta`` [rows,
-        heads]. Its rows are the batch; whatever else is longer is fine.
+        heads]. Its rows are the batch; whatever else is longer is fine. With a projected gate
+        ``gate_input`` [rows, dim], any row stride, is read in place of ``f_a`` or the F_A columns.
         ``out``: bf16 [rows, dim], written. ``conv_cache``: bf16 [slots, 3 dim, length] or [slots,
         length, 3 dim], and ``state``: [slots, heads, 128 values, 128 keys]; a slot dense, any slot
         stride, updated in place. ``state_source`` is read instead of ``state``.
@@ -236,6 +238,7 @@ class Plan:
         output_gate: Optional[_Tensor] = None,
         f_a: Optional[_Tensor] = None,
         beta: Optional[_Tensor] = None,
+        gate_input: Optional[_Tensor] = None,
         out: _Tensor,
         conv_cache: _Tensor,
         state: _Tensor,

@@ -139,6 +139,7 @@ class PreparedKda:
             conv_bias=self.has_bias,
             conv_layout="dim-first" if self.conv_dim_first else "token-first",
             lower_bound=None if lower_bound is None else float(lower_bound),
+            gate_input="low-rank",
             null_rule=self._null_rule,
             state_dtype=names.get(dtype, dtype),
             early_reads=self._early_reads,

@@ -19,6 +19,9 @@ class Config:
     """Order inside a conv cache slot: ``dim-first`` or ``token-first``."""
     lower_bound: Optional[float]
     """Of the log decay, finite and below 0; ``None``: the softplus gate."""
+    gate_input: str
+    """What the gate's input comes from: ``low-rank``, F_B F_A in the launch, or ``projected``, an
+    operand that the engine's own GEMM wrote and rounded."""
     null_rule: str
     """Null slot values: ``non-positive`` or ``negative``."""
     state_dtype: str
@@ -33,12 +36,14 @@ class Config:
 
     @classmethod
     def kimi_k3(cls, heads: int) -> "Config":
-        """Kimi K3: no conv bias, dim-first cache, lower bound -5, null slots <= 0, f32 state."""
+        """Kimi K3: no conv bias, dim-first cache, lower bound -5, low-rank gate, null slots <= 0,
+        f32 state."""
         return cls(
             heads=heads,
             conv_bias=False,
             conv_layout="dim-first",
             lower_bound=-5.0,
+            gate_input="low-rank",
             null_rule="non-positive",
             state_dtype="f32",
             early_reads="weights",
