@@ -13,11 +13,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kda_codegen::{ConvLayout, EarlyReads, GateInput, Mode, NullRule, StateDtype};
+use kda_codegen::{ConvLayout, EarlyReads, GateInput, Mode, NullRule, Rollback, StateDtype};
 use kda_runtime::{
     Buffer, Config, ConvCache, Device, DiskCache, Error, FaultKind, Gate, Kernel, KernelBundle,
     KernelSources, Kernels, Origin, Plan, Policies, Policy, PreparedKda, PreparedReset, Projected,
-    Reset, Rows, Slots, StatePool, Step, StepKind, Target, Weights,
+    RecordPool, Reset, Rows, Slots, StatePool, Step, StepKind, Target, Weights,
 };
 
 /// Result of a call.
@@ -104,13 +104,24 @@ pub enum KdaStateDtype {
     Bf16 = 1,
 }
 
+/// What a verify step keeps, for every number of its tokens that may be accepted.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub enum KdaRollback {
+    /// A state after every token, each in a slot of its own.
+    Checkpoints = 0,
+    /// The state after the first token, and a record of each later one.
+    Records = 1,
+}
+
 /// What may be read before the kernel ahead in the stream has finished.
 #[repr(u32)]
 #[derive(Clone, Copy)]
 pub enum KdaEarlyReads {
     /// Weights only.
     Weights = 0,
-    /// Also conv cache, state, slots and accepted, which the kernel ahead must not write.
+    /// Also conv cache, state, records, slots, accepted and token counts, which the kernel ahead must
+    /// not write.
     Caches = 1,
 }
 
@@ -134,10 +145,12 @@ pub enum KdaFaultKind {
     None = 0,
     /// A slot is not below the pools' slot count.
     SlotOutOfRange = 1,
-    /// An accepted count is outside 1..=columns.
+    /// An accepted count is outside 1..=columns, or outside 1..=records + 1.
     AcceptedOutOfRange = 2,
     /// The source slot of a live request is null.
     NullSource = 3,
+    /// A token count is outside 0..=tokens.
+    TokensOutOfRange = 4,
 }
 
 /// A model's KDA layers on one device. Every field matters; `kda_config_kimi_k3` fills all.
@@ -160,6 +173,10 @@ pub struct KdaConfig {
     pub null_rule: u32,
     /// A KdaStateDtype.
     pub state_dtype: u32,
+    /// A KdaRollback.
+    pub rollback: u32,
+    /// Whether verify steps take a number of tokens for each request: 0 or 1.
+    pub ragged: u32,
     /// A KdaEarlyReads.
     pub early_reads: u32,
     /// Factor of the normalised query.
@@ -261,10 +278,18 @@ pub struct KdaStep {
     pub pool_slots: usize,
     /// i32 `[requests, columns]`; the stride is between rows.
     pub slots: KdaRows,
-    /// Columns of the slot table.
+    /// Columns of the slot table; with records only the first is read.
     pub slot_columns: usize,
     /// i32 `[requests]`, for verify steps.
     pub accepted: KdaBuffer,
+    /// i32 `[requests]`, for ragged verify steps: rows that each request brings, 0 to the step's
+    /// tokens.
+    pub token_counts: KdaBuffer,
+    /// f32 `[slots, record_count, heads, 3, 128]`, 16-byte aligned, updated in place, for verify steps
+    /// that keep records; the stride is between slots, a multiple of 4.
+    pub records: KdaRows,
+    /// Records of a slot; 0 without.
+    pub record_count: usize,
     /// bf16 `[rows, dim]`, written.
     pub out: KdaRows,
 }
@@ -498,6 +523,12 @@ fn config_of(config: &KdaConfig) -> Result<Config, Failure> {
             config.state_dtype,
             &[StateDtype::F32, StateDtype::Bf16],
         )?,
+        rollback: choice(
+            "rollback",
+            config.rollback,
+            &[Rollback::Checkpoints, Rollback::Records],
+        )?,
+        ragged: choice("ragged", config.ragged, &[false, true])?,
         early_reads: choice(
             "early_reads",
             config.early_reads,
@@ -631,6 +662,12 @@ fn step_of(step: &KdaStep) -> Step {
             columns: step.slot_columns,
         },
         accepted: present(step.accepted),
+        token_counts: present(step.token_counts),
+        records: (step.records.buffer.address != 0).then(|| RecordPool {
+            buffer: buffer(step.records.buffer),
+            slot_stride: step.records.stride,
+            count: step.record_count,
+        }),
         out: rows(step.out),
     }
 }
@@ -681,6 +718,7 @@ fn faults_of(faults: Option<kda_runtime::Faults>) -> KdaFaults {
         kind: match faults.kind {
             FaultKind::AcceptedOutOfRange => KdaFaultKind::AcceptedOutOfRange,
             FaultKind::NullSource => KdaFaultKind::NullSource,
+            FaultKind::TokensOutOfRange => KdaFaultKind::TokensOutOfRange,
             _ => KdaFaultKind::SlotOutOfRange,
         } as u32,
     })

@@ -135,6 +135,7 @@ fn faults_of(faults: kda_runtime::Faults) -> Faults {
         kind: match faults.kind {
             FaultKind::AcceptedOutOfRange => "accepted-out-of-range",
             FaultKind::NullSource => "null-source",
+            FaultKind::TokensOutOfRange => "tokens-out-of-range",
             _ => "slot-out-of-range",
         },
     }

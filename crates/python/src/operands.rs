@@ -3,7 +3,8 @@
 
 use kda_codegen::{CONV_WIDTH, ConvLayout, GATE_RANK, GateInput, HEAD_DIM, StateDtype};
 use kda_runtime::{
-    Buffer, Config, ConvCache, Projected, Reset, Rows, Slots, StatePool, Step, StepKind, Weights,
+    Buffer, Config, ConvCache, Projected, RecordPool, Reset, Rows, Slots, StatePool, Step,
+    StepKind, Weights,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -103,7 +104,7 @@ impl LayerWeights {
 }
 
 /// The keyword arguments of a step.
-pub(crate) const OPERANDS: [&str; 13] = [
+pub(crate) const OPERANDS: [&str; 15] = [
     "projected",
     "qkv",
     "output_gate",
@@ -116,6 +117,8 @@ pub(crate) const OPERANDS: [&str; 13] = [
     "state_source",
     "slots",
     "accepted",
+    "token_counts",
+    "records",
     "tokens",
 ];
 
@@ -291,20 +294,27 @@ pub(crate) fn step(
             "{source} has {row_count} rows, no multiple of {per_request} tokens"
         )));
     }
-    let accepted = accepted
-        .map(|object| -> Outcome<Buffer> {
-            let view = named.view(&object, "accepted", Dtype::I32)?;
-            match view.shape() {
-                [count] if view.contiguous_from(0) => Ok(Buffer::new(view.address, *count)),
-                [_] => Err(value("accepted is not contiguous".into())),
-                found => Err(value(format!(
-                    "accepted has shape {found:?}, expected [requests]"
-                ))),
-            }
-        })
-        .transpose()?;
+    let counts = |object: Bound<'_, PyAny>, name: &str| -> Outcome<Buffer> {
+        let view = named.view(&object, name, Dtype::I32)?;
+        match view.shape() {
+            [count] if view.contiguous_from(0) => Ok(Buffer::new(view.address, *count)),
+            [_] => Err(value(format!("{name} is not contiguous"))),
+            found => Err(value(format!(
+                "{name} has shape {found:?}, expected [requests]"
+            ))),
+        }
+    };
+    let accepted = accepted.map(|object| counts(object, "accepted"));
+    let accepted = accepted.transpose()?;
+    let token_counts = named.optional("token_counts")?;
+    let token_counts = token_counts.map(|object| counts(object, "token_counts"));
+    let token_counts = token_counts.transpose()?;
 
     let pools = pools(config, &named)?;
+
+    let records = named.optional("records")?;
+    let records = records.map(|object| record_pool(&named, &object, heads, pools.slots));
+    let records = records.transpose()?;
 
     let out = named.view(&named.required("out")?, "out", Dtype::Bf16)?;
     writable(&out, "out")?;
@@ -328,6 +338,8 @@ pub(crate) fn step(
         pool_slots: pools.slots,
         slots,
         accepted,
+        token_counts,
+        records,
         out,
     })
 }
@@ -397,6 +409,34 @@ fn pools(config: &Config, named: &Named<'_, '_>) -> Outcome<Pools> {
         state: pool_of(state),
         state_source,
         slots: pool_slots,
+    })
+}
+
+/// The record pool of a step.
+fn record_pool(
+    named: &Named<'_, '_>,
+    object: &Bound<'_, PyAny>,
+    heads: usize,
+    slots: usize,
+) -> Outcome<RecordPool> {
+    let (pool, view) = named.pool(
+        object,
+        "records",
+        Dtype::F32,
+        |inner| matches!(inner, [_, rest @ ..] if *rest == [heads, 3, HEAD_DIM]),
+        &format!("[slots, records, {heads}, 3, {HEAD_DIM}]"),
+    )?;
+    writable(&view, "records")?;
+    if view.shape()[0] != slots {
+        let found = view.shape()[0];
+        return Err(value(format!(
+            "records has {found} slots, state has {slots}"
+        )));
+    }
+    Ok(RecordPool {
+        buffer: pool.buffer,
+        slot_stride: pool.stride,
+        count: view.shape()[1],
     })
 }
 

@@ -84,6 +84,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             columns: 1,
         },
         accepted: None,
+        token_counts: None,
+        records: None,
         out: Rows {
             buffer: view(&out, &stream),
             stride: DIM as i64,

@@ -3,7 +3,10 @@
 mod support;
 
 use kda_codegen::{Arch, Mode};
-use kda_runtime::{Buffer, Config, Error, Gate, Plan, Policies, Policy, StatePool, Step, StepKind};
+use kda_runtime::{
+    Buffer, Config, Error, Gate, Plan, Policies, Policy, RecordPool, Rollback, StatePool, Step,
+    StepKind,
+};
 use support::*;
 
 const VERIFY: StepKind = StepKind::Verify(2);
@@ -382,5 +385,167 @@ fn errors_cross_threads() {
     assert_eq!(
         Error::Capturing.to_string(),
         "the stream is being captured, prepare before capture"
+    );
+}
+
+/// A verify step of two tokens that keeps three records a slot, and its plan.
+fn with_records() -> (Plan, Step) {
+    let config = Config {
+        rollback: Rollback::Records,
+        ..Config::kimi_k3(HEADS)
+    };
+    let kinds = [StepKind::Decode, VERIFY];
+    let policies = Policies::single(&kinds, Mode::default());
+    let mut step = step(VERIFY);
+    step.slots.columns = 1;
+    step.conv_cache.length = 6;
+    step.conv_cache.slot_stride = (18 * DIM) as i64;
+    step.conv_cache.buffer.elements = SLOTS * 18 * DIM;
+    step.records = Some(RecordPool {
+        buffer: Buffer::new(at(12), SLOTS * 9 * DIM),
+        slot_stride: (9 * DIM) as i64,
+        count: 3,
+    });
+    (Plan::new(Arch::Sm90a, &config, &policies).unwrap(), step)
+}
+
+#[test]
+fn records_are_checked() {
+    let (plan, valid) = with_records();
+    let arguments = plan.step(&valid, 64).unwrap().unwrap().arguments;
+    assert_eq!(arguments.records, at(12));
+    // One more than the records may have been accepted; the table has one column.
+    assert_eq!(arguments.geometry.columns, 4);
+    assert_eq!(arguments.geometry.record_slot_stride, 9 * DIM as i64);
+    let refused = |change: &dyn Fn(&mut Step)| {
+        let mut step = valid;
+        change(&mut step);
+        plan.step(&step, 64).unwrap_err().to_string()
+    };
+    let records =
+        |change: &dyn Fn(&mut RecordPool)| refused(&|step| change(step.records.as_mut().unwrap()));
+    assert_eq!(refused(&|s| s.records = None), "records has address 0");
+    assert_eq!(records(&|r| r.buffer.address = 0), "records has address 0");
+    assert_eq!(
+        records(&|r| r.count = 0),
+        "records has 0 records a slot, 1 needed"
+    );
+    assert_eq!(
+        records(&|r| r.buffer.elements -= 1),
+        format!(
+            "records holds {} elements, {} needed",
+            SLOTS * 9 * DIM - 1,
+            SLOTS * 9 * DIM
+        )
+    );
+    assert_eq!(
+        records(&|r| r.slot_stride -= 4),
+        format!(
+            "records has a stride of {} elements, {} needed",
+            9 * DIM - 4,
+            9 * DIM
+        )
+    );
+    assert_eq!(
+        records(&|r| {
+            r.slot_stride += 2;
+            r.buffer.elements *= 2;
+        }),
+        format!(
+            "records is at {:#x}, which is not a multiple of 16 bytes",
+            4 * (9 * DIM + 2)
+        )
+    );
+    assert_eq!(
+        records(&|r| r.buffer.address += 4),
+        format!(
+            "records is at {:#x}, which is not a multiple of 16 bytes",
+            at(12) + 4
+        )
+    );
+    assert_eq!(
+        records(&|r| r.count = i32::MAX as usize),
+        "records is 2147483648, at most 2147483647 allowed"
+    );
+    assert_eq!(
+        refused(&|s| s.conv_cache.length = 5),
+        "conv_cache has 5 positions a line, 6 needed"
+    );
+    for (other, address) in [
+        ("out is written and shares memory with records", at(11)),
+        (
+            "state_pool is written and shares memory with records",
+            at(8),
+        ),
+        (
+            "records is written and shares memory with conv_cache",
+            at(7),
+        ),
+    ] {
+        assert_eq!(records(&|r| r.buffer.address = address), other);
+    }
+    let source = |s: &mut Step| {
+        s.state_source = Some(StatePool {
+            buffer: Buffer::new(at(12), s.state.buffer.elements),
+            ..s.state
+        });
+    };
+    assert_eq!(
+        refused(&source),
+        "records is written and shares memory with state_source"
+    );
+}
+
+#[test]
+fn records_belong_to_verify_steps_that_keep_them() {
+    let (keeping, valid) = with_records();
+    let given = |s: &mut Step| s.records = valid.records;
+    assert_eq!(
+        text(VERIFY, given),
+        "records was given, but verify steps keep checkpoints"
+    );
+    let mut decode = step(StepKind::Decode);
+    assert!(keeping.step(&decode, 64).unwrap().is_some());
+    given(&mut decode);
+    assert_eq!(
+        keeping.step(&decode, 64).unwrap_err().to_string(),
+        "records was given, but the step is a decode step"
+    );
+}
+
+#[test]
+fn token_counts_belong_to_ragged_verify_steps() {
+    let config = Config {
+        ragged: true,
+        ..Config::kimi_k3(HEADS)
+    };
+    let kinds = [StepKind::Decode, VERIFY];
+    let plan = Plan::new(
+        Arch::Sm90a,
+        &config,
+        &Policies::single(&kinds, Mode::default()),
+    )
+    .unwrap();
+    let refused = |kind, counts| {
+        let mut step = step(kind);
+        step.token_counts = counts;
+        plan.step(&step, 64).map(|_| ()).map_err(|e| e.to_string())
+    };
+    let counts = Some(Buffer::new(at(13), 3));
+    let error = |text: &str| Err(text.to_string());
+    assert_eq!(refused(VERIFY, counts), Ok(()));
+    assert_eq!(refused(StepKind::Decode, None), Ok(()));
+    assert_eq!(refused(VERIFY, None), error("token_counts has address 0"));
+    assert_eq!(
+        refused(VERIFY, Some(Buffer::new(at(13), 2))),
+        error("token_counts holds 2 elements, 3 needed")
+    );
+    assert_eq!(
+        refused(StepKind::Decode, counts),
+        error("token_counts was given, but the step is a decode step")
+    );
+    assert_eq!(
+        text(VERIFY, |s| s.token_counts = counts),
+        "token_counts was given, but the configuration is not ragged"
     );
 }

@@ -153,6 +153,8 @@ class Kda:
         state_source: Optional[_Tensor] = None,
         slots: _Tensor,
         accepted: Optional[_Tensor] = None,
+        token_counts: Optional[_Tensor] = None,
+        records: Optional[_Tensor] = None,
         tokens: Optional[int] = None,
     ) -> None:
         """Launches one step: one kernel, nothing allocated on the device, fine inside a capture.
@@ -167,7 +169,10 @@ class Kda:
         stride, updated in place. ``state_source`` is read instead of ``state``.
         ``slots``: i32 [requests] or [requests, columns], any row stride. ``accepted``: i32
         [requests], makes it a verify step of ``tokens`` tokens a request (``None``: the columns of
-        ``slots``).
+        ``slots``). ``token_counts``: i32 [requests], for ragged settings: rows that each request
+        brings. ``records``: f32 [slots, records, heads, 3, 128], a slot dense, any slot stride that is
+        a multiple of 4, updated in place, for verify steps that keep records; ``slots`` is read in
+        its first column then.
 
         The memory must live until the launch has finished, nothing else may write what it reads or
         touch what it writes meanwhile, and live slots are distinct over the batch."""
@@ -245,6 +250,8 @@ class Plan:
         state_source: Optional[_Tensor] = None,
         slots: _Tensor,
         accepted: Optional[_Tensor] = None,
+        token_counts: Optional[_Tensor] = None,
+        records: Optional[_Tensor] = None,
         tokens: Optional[int] = None,
     ) -> Optional[Launch]:
         """Checks a step as ``Kda.run`` does, for tensors on any device or the host, and describes

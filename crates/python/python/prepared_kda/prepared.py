@@ -62,7 +62,8 @@ class PreparedKda:
 
     ``conv_dim_first``: conv cache slots are [3 dim, length], else [length, 3 dim].
 
-    The keywords beside the original's: ``null_rule`` and ``early_reads`` as in ``Config``;
+    The keywords beside the original's: ``null_rule``, ``rollback``, ``ragged`` and ``early_reads`` as
+    in ``Config``;
     ``bundle``, ``cache_folder``, ``nvrtc_folder`` and ``compile`` as in ``Kda``; ``host_memory``
     allows CPU tensors where device 0 reads host memory at its own address.
 
@@ -76,6 +77,8 @@ class PreparedKda:
         conv_dim_first: bool,
         *,
         null_rule: str = "non-positive",
+        rollback: str = "checkpoints",
+        ragged: bool = False,
         early_reads: str = "weights",
         bundle: Any = None,
         cache_folder: Any = None,
@@ -96,6 +99,8 @@ class PreparedKda:
         self.host_memory = host_memory
         self._attention = attention
         self._null_rule = null_rule
+        self._rollback = rollback
+        self._ragged = ragged
         self._early_reads = early_reads
         self._sources = dict(
             bundle=bundle,
@@ -142,6 +147,8 @@ class PreparedKda:
             gate_input="low-rank",
             null_rule=self._null_rule,
             state_dtype=names.get(dtype, dtype),
+            rollback=self._rollback,
+            ragged=self._ragged,
             early_reads=self._early_reads,
             scale=HEAD_DIM**-0.5,
             eps=float(self._attention.o_norm.eps),
@@ -149,8 +156,8 @@ class PreparedKda:
 
     def prepare_caches(self, caches: Sequence[Any]) -> "PreparedKda":
         """Gets and loads the kernels of every policy, and checks the pools. ``caches``: the conv
-        cache (bf16) and the state pool (f32 or bf16, [slots, heads, 128 values, 128 keys]); further
-        entries are not read. Layers of equal settings share one object, so all but the first cost
+        cache (bf16) and the state pool (f32 or bf16, [slots, heads, 128 values, 128 keys]), and with
+        records their pool (f32 [slots, records, heads, 3, 128]); further entries are not read. Layers of equal settings share one object, so all but the first cost
         nothing. Not during a capture."""
         needed = 4 * self.dim + HEAD_DIM + self.heads
         policies = []
@@ -199,25 +206,43 @@ class PreparedKda:
         caches: Sequence[Any],
         slots: Any,
         accepted: Any = None,
+        token_counts: Any = None,
     ) -> Any:
         """Launches one step on torch's current stream and returns ``out``.
 
         ``projected``: bf16 [rows, at least 4 dim + 128 + heads], any row stride. ``out``: bf16
         [at least rows, dim]. ``slots``: i32 [at least rows], for verify steps [at least requests,
-        tokens], any row stride. ``accepted``: i32 [at least requests], for verify steps. The pools
-        and ``out`` are written."""
+        tokens], any row stride. ``accepted``: i32 [at least requests], for verify steps.
+        ``token_counts``: i32 [at least requests], for ragged ones: rows that each request brings.
+        The pools and ``out`` are written."""
         conv, state = caches[:2]
+        with_records = accepted is not None and self._rollback == "records"
+        records = caches[2] if with_records else None
         if accepted is not None and slots.stride()[1] != 1:
             slots = slots.contiguous()
         if _is_compiling():
-            _step_op(self._handle, projected, out, conv, state, slots, accepted)
+            _step_op(
+                self._handle, projected, out, conv, state, slots, accepted, token_counts, records
+            )
         else:
-            self._launch(projected, out, conv, state, slots, accepted)
+            self._launch(projected, out, conv, state, slots, accepted, token_counts, records)
         return out
 
     def _launch(
-        self, projected: Any, out: Any, conv: Any, state: Any, slots: Any, accepted: Any
+        self,
+        projected: Any,
+        out: Any,
+        conv: Any,
+        state: Any,
+        slots: Any,
+        accepted: Any,
+        token_counts: Any,
+        records: Any,
     ) -> None:
+        tokens = None
+        if records is not None:
+            # The slot table has one column that counts, whatever the step's tokens.
+            tokens = projected.shape[0] // slots.shape[0]
         self.kda.run(
             self._operands,
             stream=_current_stream(self.device),
@@ -227,4 +252,7 @@ class PreparedKda:
             state=state,
             slots=slots,
             accepted=accepted,
+            token_counts=token_counts,
+            records=records,
+            tokens=tokens,
         )

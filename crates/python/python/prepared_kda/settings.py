@@ -26,9 +26,14 @@ class Config:
     """Null slot values: ``non-positive`` or ``negative``."""
     state_dtype: str
     """Element type of the state pool: ``f32`` or ``bf16``."""
+    rollback: str
+    """What a verify step keeps: ``checkpoints``, a state after every token, each in a slot of its own;
+    or ``records``, the state after the first token and a record of each later one."""
+    ragged: bool
+    """Whether verify steps take a number of tokens for each request."""
     early_reads: str
     """What may be read before the kernel ahead in the stream has finished: ``weights``, or
-    ``caches`` if that kernel writes no cache, slot or accepted count."""
+    ``caches`` if that kernel writes no cache, record, slot, accepted or token count."""
     scale: float
     """Factor of the normalised query, 128 ** -0.5 in every known model."""
     eps: float
@@ -37,7 +42,7 @@ class Config:
     @classmethod
     def kimi_k3(cls, heads: int) -> "Config":
         """Kimi K3: no conv bias, dim-first cache, lower bound -5, low-rank gate, null slots <= 0,
-        f32 state."""
+        f32 state, checkpoints, as many tokens for every request."""
         return cls(
             heads=heads,
             conv_bias=False,
@@ -46,6 +51,8 @@ class Config:
             gate_input="low-rank",
             null_rule="non-positive",
             state_dtype="f32",
+            rollback="checkpoints",
+            ragged=False,
             early_reads="weights",
             scale=128**-0.5,
             eps=1e-5,

@@ -10,7 +10,7 @@ from . import prepared
 
 
 @torch.library.custom_op(
-    "prepared_kda::step", mutates_args=("out", "conv_cache", "state")
+    "prepared_kda::step", mutates_args=("out", "conv_cache", "state", "records")
 )
 def step(
     layer: int,
@@ -20,13 +20,17 @@ def step(
     state: torch.Tensor,
     slots: torch.Tensor,
     accepted: Optional[torch.Tensor],
+    token_counts: Optional[torch.Tensor],
+    records: Optional[torch.Tensor],
 ) -> None:
     """One step of the layer with this handle; its weights are no arguments, for their addresses
     are read at the launch. Shapes and dtypes as in ``PreparedKda.run``."""
     found = prepared._layers.get(layer)
     if found is None:
         raise RuntimeError(f"layer {layer} is no longer alive")
-    found._launch(projected, out, conv_cache, state, slots, accepted)
+    found._launch(
+        projected, out, conv_cache, state, slots, accepted, token_counts, records
+    )
 
 
 @step.register_fake
@@ -38,6 +42,8 @@ def _(
     state: torch.Tensor,
     slots: torch.Tensor,
     accepted: Optional[torch.Tensor],
+    token_counts: Optional[torch.Tensor],
+    records: Optional[torch.Tensor],
 ) -> None:
     """Makes no tensor."""
 

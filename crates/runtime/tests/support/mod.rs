@@ -45,6 +45,8 @@ pub fn step(kind: StepKind) -> Step {
             columns,
         },
         accepted: kind.is_verify().then(|| Buffer::new(at(10), requests)),
+        token_counts: None,
+        records: None,
         out: Rows {
             buffer: Buffer::new(at(11), rows * DIM),
             stride: DIM as i64,
