@@ -137,6 +137,7 @@ impl Case {
         }
         if let Some(records) = &mut shape.records {
             records.count += match rare.below(4) {
+                0 if rare.below(3) == 0 => rare.between(WARP_COLUMNS, WARP_COLUMNS + 4),
                 0 => rare.between(8, 12),
                 _ => shape.columns.min(WARP_COLUMNS) - shape.tokens,
             };

@@ -174,9 +174,10 @@ fn draw_with_records(
 /// Tokens that each request brings.
 pub(crate) fn token_counts(shape: &Shape, odd_percent: usize, rng: &mut Rng) -> Vec<i32> {
     let tokens = shape.tokens as i32;
-    let count = |_| match rng.below(5) {
-        0 if odd_percent > 0 => rng.pick(&[0, 0, 0, -1, i32::MIN, tokens + 1, i32::MAX]),
-        1 => tokens,
+    let count = |_| match rng.below(7) {
+        0 | 1 if odd_percent > 0 => 0,
+        2 if odd_percent > 0 => rng.pick(&[-1, i32::MIN, tokens + 1, i32::MAX]),
+        3 => tokens,
         _ => rng.between(1, shape.tokens) as i32,
     };
     (0..shape.requests).map(count).collect()

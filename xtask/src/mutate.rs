@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use clap::Args;
 use kda_codegen::{
-    Arch, CompiledKernel, EarlyReads, GateInput, GateSchedule, KernelSpec, Nvrtc, Source, source,
+    Arch, CompiledKernel, EarlyReads, GateInput, GateSchedule, KernelSpec, Nvrtc, Rollback, Source,
+    StateDtype, source,
 };
 use kda_tests::rng::Rng;
 use kda_tests::{Buffers, Case, Executor, Faults, Limits, judge};
@@ -88,6 +89,7 @@ impl Mutation {
 }
 
 const STEP: &str = "kda_step.cu";
+const RECORDS: &str = "stages/records.cuh";
 const CLUSTER: &str = "primitives/cluster.cuh";
 const MEMORY: &str = "primitives/memory.cuh";
 const SLOTS: &str = "stages/slots.cuh";
@@ -125,6 +127,27 @@ fn decode(spec: &KernelSpec) -> bool {
 fn verify(spec: &KernelSpec) -> bool {
     spec.verify
 }
+fn ragged(spec: &KernelSpec) -> bool {
+    spec.ragged
+}
+fn ragged_single(spec: &KernelSpec) -> bool {
+    ragged(spec) && single(spec)
+}
+fn ragged_cluster(spec: &KernelSpec) -> bool {
+    ragged(spec) && cluster(spec)
+}
+fn records(spec: &KernelSpec) -> bool {
+    spec.rollback == Rollback::Records
+}
+fn record_cluster(spec: &KernelSpec) -> bool {
+    records(spec) && cluster(spec)
+}
+fn ragged_records(spec: &KernelSpec) -> bool {
+    ragged(spec) && records(spec)
+}
+fn bf16_records(spec: &KernelSpec) -> bool {
+    records(spec) && spec.state_dtype == StateDtype::Bf16
+}
 fn several(spec: &KernelSpec) -> bool {
     spec.tokens > 1
 }
@@ -143,6 +166,7 @@ const GUARDED: &[&str] = &[
     "barrier_init_fence(",
     "barrier_expect(",
     "barrier_wait(",
+    "wait_copies(",
     "dependency_wait(",
     "griddepcontrol.",
     "barrier.cluster.",
@@ -162,6 +186,9 @@ const GUARDED: &[&str] = &[
     "!counted",
     "outside)",
     "own.live",
+    "own.tokens",
+    "r.tokens > 0",
+    "!fits",
     ">= TOKENS",
     "< TOKENS",
     ">= CHANNELS",
@@ -677,7 +704,7 @@ static MUTATIONS: &[Mutation] = &[
         "null rows past the tokens",
         STEP,
         all,
-        "if (t < TOKENS) store_bits(out_row + (first_row + t) * geometry.out_stride, 0);",
+        "if (t < own.tokens) store_bits(out_row + (first_row + t) * geometry.out_stride, 0);",
         "store_bits(out_row + (first_row + t) * geometry.out_stride, 0);",
     ),
     change(
@@ -713,8 +740,8 @@ static MUTATIONS: &[Mutation] = &[
         "no barrier between F_A and the gates",
         STEP,
         shared_gate,
-        "            __syncthreads();\n        }\n        compute_gates",
-        "        }\n        compute_gates",
+        "            // F_A of the chunk is in shared memory.\n            __syncthreads();\n",
+        "",
     ),
     change(
         "no barrier before the delta rule",
@@ -741,8 +768,43 @@ static MUTATIONS: &[Mutation] = &[
         "null checkpoints are stored",
         STEP,
         several,
-        "head, rank, !is_null(checkpoint));",
-        "head, rank, true);",
+        "RECORDS ? t == 0 : !is_null(checkpoint);",
+        "RECORDS ? t == 0 : true;",
+    ),
+    change(
+        "a state after every token beside the records",
+        STEP,
+        records,
+        "RECORDS ? t == 0 :",
+        "RECORDS ? true :",
+    ),
+    change(
+        "u of the first token recorded",
+        STEP,
+        records,
+        "if (RECORDS && t > 0) {",
+        "if (RECORDS) {",
+    ),
+    change(
+        "|k| recorded by every thread",
+        STEP,
+        records,
+        "if (threadIdx.x == 0) shared.k_factor[t]",
+        "shared.k_factor[t]",
+    ),
+    change(
+        "tokens that a request does not bring are computed",
+        STEP,
+        ragged,
+        "if (RAGGED && t >= own.tokens) {",
+        "if (false) {",
+    ),
+    change(
+        "no partial sum of a token that a request does not bring",
+        STEP,
+        ragged_cluster,
+        "send_partial(shared, t, 0.0f, rank);",
+        "",
     ),
     change(
         "no __syncwarp between v and the outputs",
@@ -762,8 +824,8 @@ static MUTATIONS: &[Mutation] = &[
         "no wait for the partial sums",
         STEP,
         cluster,
-        "if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);\n    else __syncthreads();",
-        "if constexpr (VALUE_SPLIT == 1) __syncthreads();",
+        "if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);",
+        "",
     ),
     change(
         "norm wait on the phase before",
@@ -776,8 +838,15 @@ static MUTATIONS: &[Mutation] = &[
         "no barrier after the partial sums",
         STEP,
         single,
-        "    else __syncthreads();\n",
+        "if constexpr (VALUE_SPLIT == 1 || (RECORDS && TOKENS > 1)) __syncthreads();",
         "",
+    ),
+    change(
+        "no barrier between |k| and the records",
+        STEP,
+        record_cluster,
+        "VALUE_SPLIT == 1 || (RECORDS && TOKENS > 1)",
+        "VALUE_SPLIT == 1",
     ),
     change(
         "no __syncwarp before the outputs",
@@ -790,7 +859,7 @@ static MUTATIONS: &[Mutation] = &[
         "outputs past the tokens",
         STEP,
         all,
-        "        if (t < TOKENS) {\n",
+        "        if (t < own.tokens) {\n",
         "        {\n",
     ),
     change(
@@ -948,29 +1017,78 @@ static MUTATIONS: &[Mutation] = &[
         "slots past the tokens at fault",
         SLOTS,
         verify,
-        "lane < TOKENS && r.own >= geometry.pool_slots",
+        "lane < r.tokens && r.own >= geometry.pool_slots",
         "r.own >= geometry.pool_slots",
     ),
     change(
         "slot of a verify step beyond the pool",
         SLOTS,
         verify,
-        "lane < TOKENS && r.own >= geometry.pool_slots",
-        "lane < TOKENS && false",
+        "lane < r.tokens && r.own >= geometry.pool_slots",
+        "lane < r.tokens && false",
     ),
     change(
         "null requests at fault",
         SLOTS,
         verify,
-        "        if (!is_null(r.window)) {\n",
-        "        {\n",
+        "!is_null(r.window) && r.tokens > 0) {",
+        "r.tokens > 0) {",
+    ),
+    change(
+        "requests without tokens at fault",
+        SLOTS,
+        ragged,
+        "!is_null(r.window) && r.tokens > 0) {",
+        "!is_null(r.window)) {",
+    ),
+    change(
+        "token count below 0",
+        SLOTS,
+        ragged,
+        "tokens >= 0 && tokens <= TOKENS",
+        "tokens <= TOKENS",
+    ),
+    change(
+        "token count above the tokens",
+        SLOTS,
+        ragged,
+        "tokens >= 0 && tokens <= TOKENS",
+        "tokens >= 0",
+    ),
+    change(
+        "rows of a token count out of range",
+        SLOTS,
+        ragged,
+        "if (fits) r.tokens = tokens;",
+        "r.tokens = tokens;",
+    ),
+    change(
+        "no fault of a token count",
+        SLOTS,
+        ragged,
+        "if (!fits) r.fault = FAULT_TOKENS;\n            else if (outside)",
+        "if (outside)",
+    ),
+    change(
+        "requests without tokens live",
+        SLOTS,
+        ragged,
+        "r.fault == FAULT_NONE && r.tokens > 0;",
+        "r.fault == FAULT_NONE;",
+    ),
+    change(
+        "accepted records' state in another column",
+        SLOTS,
+        records,
+        "if constexpr (RECORDS) r.source = r.window;\n        else r.source",
+        "r.source",
     ),
     change(
         "no fault of a slot beyond the pool",
         SLOTS,
         verify,
-        "if (outside) r.fault = FAULT_SLOT;\n            else if (!counted)",
-        "if (!counted)",
+        "else if (outside) r.fault = FAULT_SLOT;\n",
+        "",
     ),
     change(
         "no fault of an accepted count",
@@ -1004,8 +1122,122 @@ static MUTATIONS: &[Mutation] = &[
         "requests at fault live",
         SLOTS,
         all,
-        "r.live = !is_null(r.window) && r.fault == FAULT_NONE;",
-        "r.live = !is_null(r.window);",
+        "r.live = !is_null(r.window) && r.fault == FAULT_NONE",
+        "r.live = !is_null(r.window)",
+    ),
+    change(
+        "chunks that a request does not bring",
+        STEP,
+        ragged,
+        "if (RAGGED && !SHARED_GATE && first >= own.tokens) break;",
+        "",
+    )
+    .survives(REDUNDANT),
+    change(
+        "early line of tokens that a request does not bring",
+        STEP,
+        ragged_single,
+        "conv_weights, first, own.tokens, line",
+        "conv_weights, first, TOKENS, line",
+    ),
+    change(
+        "late line of tokens that a request does not bring",
+        STEP,
+        ragged_cluster,
+        "own.window_start, own.tokens, head",
+        "own.window_start, TOKENS, head",
+    ),
+    change(
+        "records of tokens that a request does not bring",
+        STEP,
+        ragged_records,
+        "own_records, own.tokens, head, rank);",
+        "own_records, TOKENS, head, rank);",
+    ),
+    // Records.
+    change(
+        "no wait for the copies of records",
+        STEP,
+        records,
+        "if constexpr (RECORDS) wait_copies();\n",
+        "",
+    ),
+    change(
+        "records not repeated",
+        STEP,
+        records,
+        "repeat_records(state, shared, 0, own.window_start);",
+        "",
+    ),
+    change(
+        "next records copied over those in use",
+        STEP,
+        records,
+        "            __syncthreads();\n            stage_records",
+        "            stage_records",
+    ),
+    change(
+        "no wait for the copies of the next records",
+        STEP,
+        records,
+        "            wait_copies();\n            __syncthreads();\n",
+        "            __syncthreads();\n",
+    ),
+    change(
+        "no barrier between the next records and their use",
+        STEP,
+        records,
+        "            wait_copies();\n            __syncthreads();\n",
+        "            wait_copies();\n",
+    ),
+    change(
+        "u of another block's rows",
+        RECORDS,
+        record_cluster,
+        "(column < 2 * HEAD_DIM ? 0 : rank * ROWS)",
+        "0",
+    ),
+    change(
+        "repeated without decay",
+        RECORDS,
+        records,
+        "multiply4(state.s[i][j], decay[j])",
+        "state.s[i][j]",
+    ),
+    change(
+        "repeated state not rounded",
+        MEMORY,
+        bf16_records,
+        "return make_float4(widen_low(low), widen_high(low), widen_low(high), widen_high(high));\n}\n\n// Stores",
+        "return value;\n}\n\n// Stores",
+    ),
+    change(
+        "u of the record before",
+        RECORDS,
+        records,
+        "record_offset(token - 1, head) + 2 * HEAD_DIM",
+        "record_offset(token, head) + 2 * HEAD_DIM",
+    ),
+    change(
+        "u recorded by every lane of a row",
+        RECORDS,
+        records,
+        "    if (threadIdx.x % ROW_COPIES == 0)\n",
+        "",
+    ),
+    change(
+        "k recorded before it is normalised",
+        RECORDS,
+        records,
+        "__fmul_rn(shared.qkv[token][HEAD_DIM + key], shared.k_factor[token])",
+        "shared.qkv[token][HEAD_DIM + key]",
+    ),
+    change(
+        "keys recorded past the tokens",
+        RECORDS,
+        ragged_records,
+        "(tokens - 1) * ROWS",
+        "(TOKENS - 1) * ROWS",
     ),
     // Convolution.
     change(
@@ -1055,14 +1287,14 @@ static MUTATIONS: &[Mutation] = &[
         "early line of channels past the end",
         CONV,
         several,
-        "if (i < CHANNELS && first + t < TOKENS)\n                    store_bits",
-        "if (first + t < TOKENS)\n                    store_bits",
+        "if (i < CHANNELS && first + t < tokens)\n                    store_bits",
+        "if (first + t < tokens)\n                    store_bits",
     ),
     change(
         "early line past the tokens",
         CONV,
         several,
-        "if (i < CHANNELS && first + t < TOKENS)\n                    store_bits",
+        "if (i < CHANNELS && first + t < tokens)\n                    store_bits",
         "if (i < CHANNELS)\n                    store_bits",
     ),
     change(
