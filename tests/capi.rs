@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kda_capi::{
-    KdaBuffer, KdaConfig, KdaConvLayout, KdaEarlyReads, KdaGate, KdaNullRule, KdaRows,
-    KdaStateDtype, KdaStep,
+    KdaBuffer, KdaConfig, KdaConvLayout, KdaEarlyReads, KdaGate, KdaGateInput, KdaNullRule,
+    KdaRows, KdaStateDtype, KdaStep,
 };
-use kda_codegen::{Arch, ConvLayout, EarlyReads, KernelSpec, NullRule, StateDtype};
+use kda_codegen::{Arch, ConvLayout, EarlyReads, GateInput, KernelSpec, NullRule, StateDtype};
 use kda_runtime::{Buffer, Config, Gate, Kernel, Plan, Policies, Step, encode_bundle};
 use kda_tests::cuda::{on_device, put_emulated_driver};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
@@ -49,7 +49,9 @@ fn a_c_program_uses_every_function() {
     let scratch = scratch();
     let folder = scratch.path();
     let decode = KernelSpec::new(Arch::Sm90a, 2);
-    let kernels: Vec<Kernel> = [decode, decode.with_verify(2)]
+    let mut projected = decode;
+    projected.gate_input = GateInput::Projected;
+    let kernels: Vec<Kernel> = [decode, decode.with_verify(2), projected]
         .iter()
         .enumerate()
         .map(|(i, spec)| Kernel::new(spec, vec![i as u8; 100 + i], (13, 0), None).unwrap())
@@ -143,6 +145,10 @@ fn c_config(config: &Config) -> KdaConfig {
         } as u32,
         gate: gate as u32,
         lower_bound,
+        gate_input: match config.gate_input {
+            GateInput::LowRank => KdaGateInput::LowRank,
+            GateInput::Projected => KdaGateInput::Projected,
+        } as u32,
         null_rule: match config.null_rule {
             NullRule::NonPositive => KdaNullRule::NonPositive,
             NullRule::Negative => KdaNullRule::Negative,
@@ -180,6 +186,7 @@ fn c_step(step: &Step) -> KdaStep {
         qkv: rows(p.qkv.buffer, p.qkv.stride),
         output_gate: rows(p.output_gate.buffer, p.output_gate.stride),
         f_a: rows(p.f_a.buffer, p.f_a.stride),
+        gate_input: rows(p.gate_input.buffer, p.gate_input.stride),
         beta: rows(p.beta.buffer, p.beta.stride),
         conv_weight: buffer(w.conv),
         conv_bias: buffer(w.conv_bias.unwrap_or_default()),
@@ -217,9 +224,10 @@ fn a_c_program_decodes_and_verifies() {
     searched.extend(std::env::split_paths(&inherited));
     let kernels = KernelCache::new(load_nvrtc().unwrap());
 
-    for (seed, tokens) in [(1, 1), (2, 3)] {
+    for (seed, tokens, projected_gate) in [(1, 1, false), (2, 3, false), (3, 1, true), (4, 3, true)] {
         let limits = Limits {
             tokens: vec![tokens],
+            projected_gates: vec![projected_gate],
             ..Limits::small().live()
         };
         // Decode steps have no accepted counts; half of the one-token cases have.

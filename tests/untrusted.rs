@@ -865,14 +865,15 @@ fn text(usual: Vec<&'static str>) -> impl Strategy<Value = Option<CString>> {
 
 fn settings() -> impl Strategy<Value = Settings> {
     let float = || prop_oneof![3 => Just(-5.0f32), 1 => any::<f32>(), 1 => Just(f32::NAN)];
-    let choices = [(); 6].map(|()| small_or_any());
+    let choices = [(); 7].map(|()| small_or_any());
     let config = (size(), choices, float(), float(), float()).prop_map(
-        |(heads, [bias, layout, gate, null, state, early], lower_bound, scale, eps)| KdaConfig {
+        |(heads, [bias, layout, gate, input, null, state, early], lower_bound, scale, eps)| KdaConfig {
             heads,
             conv_bias: bias,
             conv_layout: layout,
             gate,
             lower_bound,
+            gate_input: input,
             null_rule: null,
             state_dtype: state,
             early_reads: early,
@@ -884,6 +885,7 @@ fn settings() -> impl Strategy<Value = Settings> {
         "split1-256x8-block",
         "split8-128x8-cluster",
         "split2-256x8-cluster-hints",
+        "split2-256x8-block",
         "split3-256x8-block",
         "split1-99999999999x8-block",
         "split--block",
@@ -1052,6 +1054,7 @@ fn right_step(verify: bool, requests: usize, columns: usize, pool_slots: usize) 
         qkv: rows_of(rows, 3 * DIM, 2),
         output_gate: rows_of(rows, DIM, 2),
         f_a: rows_of(rows, 128, 2),
+        gate_input: KdaRows::default(),
         beta: rows_of(rows, HEADS, 2),
         conv_cache: rows_of(pool_slots, 3 * DIM * conv_length, 2),
         conv_length,
@@ -1102,6 +1105,7 @@ fn holds(step: &KdaStep) -> bool {
     strided(&step.qkv, rows, 3 * dim, 2)
         && strided(&step.output_gate, rows, dim, 2)
         && strided(&step.f_a, rows, 128, 2)
+        && step.gate_input.buffer.address == 0
         && strided(&step.beta, rows, HEADS as u128, 2)
         && strided(&step.out, rows, dim, 2)
         && strided(&step.conv_cache, slots, 3 * dim * length, 2)
@@ -1132,6 +1136,7 @@ fn fields(step: &mut KdaStep) -> Vec<Field<'_>> {
         qkv,
         output_gate,
         f_a,
+        gate_input,
         beta,
         conv_weight,
         conv_bias,
@@ -1162,6 +1167,7 @@ fn fields(step: &mut KdaStep) -> Vec<Field<'_>> {
         qkv,
         output_gate,
         f_a,
+        gate_input,
         beta,
         conv_cache,
         state,

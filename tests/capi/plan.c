@@ -131,15 +131,50 @@ int main(int argc, char **argv) {
     EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
     EXPECT(strcmp(kda_last_error(), "out holds 1 elements, 768 needed") == 0);
     EXPECT(kda_plan_step(plan, NULL, &launch) == KDA_STATUS_NULL_POINTER);
+    /* A low-rank gate has no use for a projected one. */
+    step = valid_step();
+    step.gate_input = rows(12 * ((uint64_t)1 << 32), 3 * DIM, DIM);
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
+    EXPECT(strcmp(kda_last_error(), "gate_input was given, but the configuration has a low-rank gate") == 0);
     kda_plan_destroy(plan);
     kda_plan_destroy(NULL);
     plan = NULL;
+
+    /* A projected gate in place of F_A and F_B; its kernels are others. */
+    KdaConfig projected = config;
+    projected.gate_input = KDA_GATE_INPUT_PROJECTED;
+    KdaPolicy decode = {0, 64, "split1-256x8-block"};
+    EXPECT(kda_plan_create("sm_90a", &projected, policies, 2, &sources, &plan) == KDA_STATUS_NO_KERNEL);
+    EXPECT(kda_plan_create("sm_90a", &projected, &decode, 1, &sources, &plan) == KDA_STATUS_OK);
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
+    EXPECT(strcmp(kda_last_error(), "f_a was given, but the configuration has a projected gate") == 0);
+    memset(&step.f_a, 0, sizeof step.f_a);
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
+    EXPECT(strcmp(kda_last_error(), "f_b was given, but the configuration has a projected gate") == 0);
+    memset(&step.f_b, 0, sizeof step.f_b);
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_OK && launch.grid[1] == 3);
+    step.gate_input.stride = DIM - 1;
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
+    EXPECT(strcmp(kda_last_error(), "gate_input has a stride of 255 elements, 256 needed") == 0);
+    memset(&step.gate_input, 0, sizeof step.gate_input);
+    step.gate_input.stride = DIM;
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
+    EXPECT(strcmp(kda_last_error(), "gate_input has address 0") == 0);
+    kda_plan_destroy(plan);
+    plan = NULL;
+    decode.mode = "split4-128x8-cluster";
+    EXPECT(kda_plan_create("sm_90a", &projected, &decode, 1, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(strcmp(kda_last_error(), "gate_schedule is cluster, allowed: block with a projected gate") == 0);
 
     /* Settings that no kernel exists for. */
     KdaConfig odd = config;
     odd.gate = 2;
     EXPECT(kda_plan_create("sm_90a", &odd, policies, 2, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
     EXPECT(strcmp(kda_last_error(), "gate is 2, allowed: 0..=1") == 0);
+    odd = config;
+    odd.gate_input = 2;
+    EXPECT(kda_plan_create("sm_90a", &odd, policies, 2, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(strcmp(kda_last_error(), "gate_input is 2, allowed: 0..=1") == 0);
     odd = config;
     odd.heads = 0;
     EXPECT(kda_plan_create("sm_90a", &odd, NULL, 0, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);

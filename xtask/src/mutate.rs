@@ -713,8 +713,8 @@ static MUTATIONS: &[Mutation] = &[
         "no barrier between F_A and the gates",
         STEP,
         shared_gate,
-        "            __syncthreads();\n        }\n        compute_gates",
-        "        }\n        compute_gates",
+        "            __syncthreads();\n        }\n        if constexpr (PROJECTED_GATE)",
+        "        }\n        if constexpr (PROJECTED_GATE)",
     ),
     change(
         "no barrier before the delta rule",
