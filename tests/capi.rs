@@ -83,6 +83,7 @@ fn a_c_program_uses_every_function() {
         let ran = Command::new(&program)
             .arg(&bundle)
             .arg(folder.join("cache"))
+            .arg(folder.join("policies.toml"))
             .env("LD_LIBRARY_PATH", &libraries)
             .output()
             .unwrap();

@@ -896,15 +896,21 @@ fn settings() -> impl Strategy<Value = Settings> {
         vec((size(), size(), text(modes)), 0..4),
         prop_oneof![Just(Vec::new()), vec(any::<u8>(), 1..100)],
         prop_oneof![4 => Just(1u32), 1 => 2..9u32],
+        prop_oneof![
+            2 => Just(None),
+            1 => Just(CString::new(shipped_text()).ok()),
+            1 => vec(1..=255u8, 0..200).prop_map(|bytes| CString::new(bytes).ok()),
+        ],
         [(); 4].map(|()| prop::bool::weighted(0.1)),
     )
         .prop_map(
-            |(arch, config, policies, bundle, no_nvrtc, null)| Settings {
+            |(arch, config, policies, bundle, no_nvrtc, policy_text, null)| Settings {
                 arch,
                 config,
                 policies,
                 bundle,
                 no_nvrtc,
+                policy_text,
                 null,
             },
         )
@@ -944,6 +950,8 @@ proptest! {
             cache_folder: c"off".as_ptr(),
             nvrtc_folder: ptr::null(),
             no_nvrtc: settings.no_nvrtc,
+            policy_path: ptr::null(),
+            policy_text: settings.policy_text.as_ref().map_or(ptr::null(), |text| text.as_ptr()),
         };
         let untouched = ptr::dangling_mut::<KdaPlan>();
         let mut plan = untouched;
@@ -998,6 +1006,8 @@ impl OwnedPlan {
             cache_folder: c"off".as_ptr(),
             nvrtc_folder: ptr::null(),
             no_nvrtc: 1,
+            policy_path: ptr::null(),
+            policy_text: ptr::null(),
         };
         let policies = [policy(0), policy(TOKENS)];
         let mut plan = ptr::null_mut();

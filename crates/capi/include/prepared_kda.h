@@ -133,6 +133,31 @@ typedef uint32_t KdaGate;
 #endif // __cplusplus
 
 /**
+ * What the gate's input comes from.
+ */
+enum KdaGateInput
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /**
+   * F_B * F_A, computed by the launch in float.
+   */
+  KDA_GATE_INPUT_LOW_RANK = 0,
+  /**
+   * An operand: the caller's own F_B * F_A, rounded to bf16.
+   */
+  KDA_GATE_INPUT_PROJECTED = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum KdaGateInput KdaGateInput;
+#else
+typedef uint32_t KdaGateInput;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Null slot values.
  */
 enum KdaNullRule
@@ -314,6 +339,10 @@ typedef struct KdaConfig {
    */
   float lower_bound;
   /**
+   * A KdaGateInput.
+   */
+  uint32_t gate_input;
+  /**
    * A KdaNullRule.
    */
   uint32_t null_rule;
@@ -348,14 +377,15 @@ typedef struct KdaPolicy {
    */
   size_t max_requests;
   /**
-   * A schedule, for example `split8-128x8-cluster`; NULL: the measured choice for the device,
-   * with `max_requests` unread.
+   * A schedule, for example `split8-128x8-cluster`; NULL: the measured choice, of the policy file
+   * in KdaSources or for the device, with `max_requests` unread.
    */
   const char *mode;
 } KdaPolicy;
 
 /**
- * Where kernels come from, in this order. All zeros: the user's disk cache, then NVRTC.
+ * Where kernels come from, in this order, and measured modes. All zeros: the user's disk cache, then
+ * NVRTC; the modes measured on the device.
  */
 typedef struct KdaSources {
   /**
@@ -382,6 +412,15 @@ typedef struct KdaSources {
    * 1: nothing is compiled.
    */
   uint32_t no_nvrtc;
+  /**
+   * A policy file of the device's architecture, or NULL: its modes serve the policies that name
+   * none. A reset reads neither this nor the text.
+   */
+  const char *policy_path;
+  /**
+   * The text of a policy file in place of its path, or NULL.
+   */
+  const char *policy_text;
 } KdaSources;
 
 /**
@@ -433,9 +472,13 @@ typedef struct KdaStep {
    */
   struct KdaRows output_gate;
   /**
-   * bf16 `[rows, 128]`.
+   * bf16 `[rows, 128]`, with the low-rank gate.
    */
   struct KdaRows f_a;
+  /**
+   * bf16 `[rows, dim]`, with a projected gate: F_B * F_A, before dt_bias.
+   */
+  struct KdaRows gate_input;
   /**
    * bf16 `[rows, heads]`.
    */
@@ -449,7 +492,7 @@ typedef struct KdaStep {
    */
   struct KdaBuffer conv_bias;
   /**
-   * bf16 `[dim, 128]`, 16-byte aligned.
+   * bf16 `[dim, 128]`, 16-byte aligned, with the low-rank gate.
    */
   struct KdaBuffer f_b;
   /**

@@ -65,6 +65,51 @@ class Settings(unittest.TestCase):
         both = Plan("sm_90a", config, [Policy(0, 1), Policy(0, 200)])
         self.assertEqual(both.policies, [(0, 1, 0), (0, 200, 1)])
 
+    def test_a_policy_file_serves_policies_that_name_no_mode(self):
+        form = (
+            'device = "GPU"\narch = "%s"\ndate = "2026-12-02"\nentries = [\n'
+            '    { heads = 12, kind = "decode", tokens = 1, early_reads = "weights", '
+            'max_requests = 65535, mode = "%s", microseconds = 5.5 },\n]\n'
+        )
+        text = form % ("sm_90a", "split2-256x8-cluster")
+        config = Config.kimi_k3(12)
+
+        def modes(given, **changes):
+            config_now = dataclasses.replace(config, **changes)
+            policies = [Policy(), Policy(0, 3), Policy(4, 8, "split1-256x8-block")]
+            plan = Plan("sm_90a", config_now, policies, policy_file=given)
+            compiled = plan.kernels()
+            return [(most, compiled[kernel].mode) for _, most, kernel in plan.policies]
+
+        named = (8, "split1-256x8-block")
+        file = [(3, "split2-256x8-cluster"), (65535, "split2-256x8-cluster"), named]
+        self.assertEqual(modes(text.encode()), file)
+        block = [(most, mode.replace("cluster", "block")) for most, mode in file]
+        self.assertEqual(modes(text.encode(), gate_input="projected"), block)
+        self.assertNotEqual(modes(None), file)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "policies.toml"
+            path.write_text(text)
+            self.assertEqual(modes(path), file)
+            self.assertEqual(modes(str(path)), file)
+        for given, error, said in [
+            ("/nonexistent/policies.toml", OSError, "/nonexistent/policies.toml"),
+            (b"\xff", ValueError, "policy_file is no UTF-8 after 0 bytes"),
+            (b"device = 7", ValueError, "device is 7, allowed: a text"),
+            ((form % ("sm_90a", "split3")).encode(), ValueError, "mode"),
+            (
+                (form % ("sm_80", "split1-256x8-block")).encode(),
+                ValueError,
+                "the policy file is for sm_80, kernels are for sm_90a",
+            ),
+            (7, TypeError, ""),
+        ]:
+            with self.subTest(given), self.assertRaisesRegex(error, said):
+                Plan("sm_90a", config, [Policy()], policy_file=given)
+            if driver():
+                with self.subTest(given), self.assertRaisesRegex(error, said):
+                    prepared_kda.Kda(config, [Policy()], device=0, policy_file=given)
+
     def test_the_scale_is_exact(self):
         found = ctypes.c_float(Config.kimi_k3(1).scale).value
         self.assertEqual(found, ctypes.c_float(2**-3.5).value)

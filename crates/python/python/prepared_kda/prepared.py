@@ -63,8 +63,8 @@ class PreparedKda:
     ``conv_dim_first``: conv cache slots are [3 dim, length], else [length, 3 dim].
 
     The keywords beside the original's: ``null_rule`` and ``early_reads`` as in ``Config``;
-    ``bundle``, ``cache_folder``, ``nvrtc_folder`` and ``compile`` as in ``Kda``; ``host_memory``
-    allows CPU tensors where device 0 reads host memory at its own address.
+    ``policy_file``, ``bundle``, ``cache_folder``, ``nvrtc_folder`` and ``compile`` as in ``Kda``;
+    ``host_memory`` allows CPU tensors where device 0 reads host memory at its own address.
 
     Raises ``ValueError`` for settings and operands, ``RuntimeError`` for what the machine lacks.
     """
@@ -77,6 +77,7 @@ class PreparedKda:
         *,
         null_rule: str = "non-positive",
         early_reads: str = "weights",
+        policy_file: Any = None,
         bundle: Any = None,
         cache_folder: Any = None,
         nvrtc_folder: Any = None,
@@ -98,6 +99,7 @@ class PreparedKda:
         self._null_rule = null_rule
         self._early_reads = early_reads
         self._sources = dict(
+            policy_file=policy_file,
             bundle=bundle,
             cache_folder=cache_folder,
             nvrtc_folder=nvrtc_folder,
