@@ -225,7 +225,8 @@ fn a_c_program_decodes_and_verifies() {
     searched.extend(std::env::split_paths(&inherited));
     let kernels = KernelCache::new(load_nvrtc().unwrap());
 
-    for (seed, tokens, projected_gate) in [(1, 1, false), (2, 3, false), (3, 1, true), (4, 3, true)] {
+    for (seed, tokens, projected_gate) in [(1, 1, false), (2, 3, false), (3, 1, true), (4, 3, true)]
+    {
         let limits = Limits {
             tokens: vec![tokens],
             projected_gates: vec![projected_gate],

@@ -8,7 +8,7 @@ use kda_codegen::{Arch, EarlyReads};
 use kda_reference::{Gate, HEAD_DIM};
 use kda_tests::emulate::EmulatorExecutor;
 use kda_tests::kernels::{KernelCache, load_nvrtc};
-use kda_tests::{Buffers, Case, Executor, Limits, Regime, ReferenceExecutor, fixtures, placed};
+use kda_tests::{Buffers, Case, Executor, Limits, ReferenceExecutor, Regime, fixtures, placed};
 
 /// A live case of the low-rank gate whose F_B picks an element of F_A for each gate, times −½ or 1:
 /// every product, and every sum in whatever order, is a bf16 value.
@@ -83,12 +83,17 @@ fn a_rounded_gate_moves_the_golden_vectors_a_little() {
         let rounded = case.exact(&before).unwrap();
         assert!(!exact.is_empty() && exact.len() == rounded.len());
         for ((_, exact), (_, rounded)) in exact.iter().zip(&rounded) {
-            let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+            let norm =
+                |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
             let moved = norm(&mut exact.states.iter().zip(&rounded.states).map(|(a, b)| a - b));
             let size = norm(&mut exact.states.iter().copied());
             // A relative 2⁻⁹ of g, of size 4 at most here, times a slope of the decay of at most 5/4
             // · exp(A_log); three digits of room.
-            assert!(0.0 < moved && moved < 0.05 * size, "{}: {moved:e} of {size:e}", fixture.name);
+            assert!(
+                0.0 < moved && moved < 0.05 * size,
+                "{}: {moved:e} of {size:e}",
+                fixture.name
+            );
         }
     }
 }
@@ -107,5 +112,8 @@ fn a_projected_gate_has_a_kernel_of_its_own() {
         );
         spec.entry()
     });
-    assert_eq!(projected, low_rank.replace("softplus", "softplus_projected"));
+    assert_eq!(
+        projected,
+        low_rank.replace("softplus", "softplus_projected")
+    );
 }

@@ -201,7 +201,11 @@ fn a_projected_gate_is_held_to_its_own_rows_and_columns() {
         };
         // Another head's, its neighbour's, the next row's.
         let near = Requirement::Accurate;
-        is(&moved(|row, column| (row, column ^ 128)), "state_pool", near);
+        is(
+            &moved(|row, column| (row, column ^ 128)),
+            "state_pool",
+            near,
+        );
         is(&moved(|row, column| (row, column ^ 1)), "state_pool", near);
         let next = moved(|row, column| (row + 1, column));
         assert_eq!(next.operand, "state_pool", "{next}");

@@ -70,7 +70,8 @@ fn measured() -> PolicyFile {
     let ranked: HashSet<_> = all
         .iter()
         .filter(|m| {
-            let rule = Policies::for_device(Arch::Sm90a, &config(m.heads, m.early_reads), &[m.kind]);
+            let rule =
+                Policies::for_device(Arch::Sm90a, &config(m.heads, m.early_reads), &[m.kind]);
             rule.serving(m.kind, m.requests)
                 .is_some_and(|policy| policy.mode == m.mode)
         })
@@ -176,9 +177,8 @@ fn a_measured_size_runs_in_its_mode_and_every_size_in_one() {
 fn another_device_or_share_of_heads_follows_the_rule() {
     let kinds = [StepKind::Decode, StepKind::Verify(4), StepKind::Verify(3)];
     let weights = EarlyReads::Weights;
-    let of = |target: Target<'_>, heads| {
-        Policies::for_device(target, &config(heads, weights), &kinds)
-    };
+    let of =
+        |target: Target<'_>, heads| Policies::for_device(target, &config(heads, weights), &kinds);
     let h200 = Target::named(Arch::Sm90a, H200);
     for other in [
         Target::named(Arch::Sm90a, "NVIDIA H200 NVL"),

@@ -843,6 +843,7 @@ struct Settings {
     policies: Vec<(usize, usize, Option<CString>)>,
     bundle: Vec<u8>,
     no_nvrtc: u32,
+    policy_text: Option<CString>,
     /// Which pointers are NULL.
     null: [bool; 4],
 }
@@ -867,18 +868,20 @@ fn settings() -> impl Strategy<Value = Settings> {
     let float = || prop_oneof![3 => Just(-5.0f32), 1 => any::<f32>(), 1 => Just(f32::NAN)];
     let choices = [(); 7].map(|()| small_or_any());
     let config = (size(), choices, float(), float(), float()).prop_map(
-        |(heads, [bias, layout, gate, input, null, state, early], lower_bound, scale, eps)| KdaConfig {
-            heads,
-            conv_bias: bias,
-            conv_layout: layout,
-            gate,
-            lower_bound,
-            gate_input: input,
-            null_rule: null,
-            state_dtype: state,
-            early_reads: early,
-            scale,
-            eps,
+        |(heads, [bias, layout, gate, input, null, state, early], lower_bound, scale, eps)| {
+            KdaConfig {
+                heads,
+                conv_bias: bias,
+                conv_layout: layout,
+                gate,
+                lower_bound,
+                gate_input: input,
+                null_rule: null,
+                state_dtype: state,
+                early_reads: early,
+                scale,
+                eps,
+            }
         },
     );
     let modes = vec![

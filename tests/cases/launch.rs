@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kda_codegen::{
-    Arch, ConvLayout, EarlyReads, GateInput, GateKind, KernelSpec, Mode, NullRule, StateDtype, nvrtc,
+    Arch, ConvLayout, EarlyReads, GateInput, GateKind, KernelSpec, Mode, NullRule, StateDtype,
+    nvrtc,
 };
 use kda_runtime::{
     Config, DiskCache, Error, Kernel, KernelSources, Kernels, Origin, Plan, Policies, Policy,

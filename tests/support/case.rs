@@ -107,12 +107,7 @@ impl Case {
         }
     }
 
-    fn complete(
-        seed: u64,
-        limits: &Limits,
-        settings: Settings,
-        requests: usize,
-    ) -> Case {
+    fn complete(seed: u64, limits: &Limits, settings: Settings, requests: usize) -> Case {
         let Settings {
             mut shape,
             verify,

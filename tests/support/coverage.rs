@@ -5,7 +5,9 @@ use std::fmt;
 
 use kda_reference::{FaultKind, Plan};
 
-use crate::case::{Case, WARP_COLUMNS, gate_input_name, gate_name, layout_name, null_name, state_name};
+use crate::case::{
+    Case, WARP_COLUMNS, gate_input_name, gate_name, layout_name, null_name, state_name,
+};
 use crate::limits::Limits;
 
 /// Fewer specialisations than this may not hold every value of every dimension.

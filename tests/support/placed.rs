@@ -2,7 +2,8 @@
 
 use crate::{Buffers, Case, Region};
 use kda_codegen::{
-    Arch, ConvLayout, EarlyReads, Error, GateInput, GateSchedule, KernelSpec, Mode, NullRule, StateDtype,
+    Arch, ConvLayout, EarlyReads, Error, GateInput, GateSchedule, KernelSpec, Mode, NullRule,
+    StateDtype,
 };
 use kda_reference as reference;
 use kda_runtime::{

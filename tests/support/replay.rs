@@ -48,8 +48,7 @@ impl ReplayExecutor {
         let config = placed::config(world.base(), EarlyReads::Weights);
         let mut kinds = vec![StepKind::Decode];
         kinds.extend(LENGTHS.map(StepKind::Verify));
-        let policies =
-            Policies::for_device(device.arch(), &config, &kinds);
+        let policies = Policies::for_device(device.arch(), &config, &kinds);
         let prepared = PreparedKda::prepare_caches(&device, stream, &config, &policies, kernels)?;
         let largest = Buffers::poisoned(&World::largest(world.base()));
         Ok(ReplayExecutor {

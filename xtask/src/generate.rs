@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kda_codegen::operands::{GEOMETRY, PARAMETERS, Parameter};
 use kda_codegen::{
-    Arch, CompiledKernel, ConvLayout, EarlyReads, GateInput, GateKind, KernelSpec, Mode, NullRule, StateDtype,
-    source,
+    Arch, CompiledKernel, ConvLayout, EarlyReads, GateInput, GateKind, KernelSpec, Mode, NullRule,
+    StateDtype, source,
 };
-use kda_runtime::{Config, Kernel, KernelBundle, Kernels, Policies, StepKind, Target, encode_bundle};
+use kda_runtime::{
+    Config, Kernel, KernelBundle, Kernels, Policies, StepKind, Target, encode_bundle,
+};
 use serde_json::{Value, json};
 
 use kda_tests::kernels::{KernelCache, load_nvrtc};

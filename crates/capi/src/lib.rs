@@ -548,7 +548,9 @@ unsafe fn policy_file_of(
     };
     match file.arch() {
         found if found == arch => Ok(Some(file)),
-        found => illegal(format!("the policy file is for {found}, kernels are for {arch}")),
+        found => illegal(format!(
+            "the policy file is for {found}, kernels are for {arch}"
+        )),
     }
 }
 

@@ -33,8 +33,8 @@ pub use nvrtc::{CompiledKernel, Nvrtc, Resources};
 pub use schedule::Launch;
 pub use source::Source;
 pub use spec::{
-    Arch, ConvLayout, EarlyReads, GateInput, GateKind, GateSchedule, KernelSpec, Mode, NullRule, Role,
-    StateDtype,
+    Arch, ConvLayout, EarlyReads, GateInput, GateKind, GateSchedule, KernelSpec, Mode, NullRule,
+    Role, StateDtype,
 };
 
 /// Width of one head's keys and values, in elements.

@@ -4,8 +4,8 @@
 use serde::Serialize;
 
 use crate::{
-    ConvLayout, EarlyReads, Error, GateInput, GateKind, GateSchedule, KernelSpec, NullRule, Role, StateDtype,
-    operands,
+    ConvLayout, EarlyReads, Error, GateInput, GateKind, GateSchedule, KernelSpec, NullRule, Role,
+    StateDtype, operands,
 };
 
 const CONSTANTS: &str = include_str!("../templates/constants.cuh.tera");

@@ -525,7 +525,9 @@ impl KernelSpec {
         if *role == Role::Reset {
             return format!("kda_reset_{null_rule}{state}").replace('-', "_");
         }
-        format!("kda_{step}_h{heads}{bias}_{conv_layout}_{gate}{input}_{null_rule}{state}{early}_{mode}")
-            .replace('-', "_")
+        format!(
+            "kda_{step}_h{heads}{bias}_{conv_layout}_{gate}{input}_{null_rule}{state}{early}_{mode}"
+        )
+        .replace('-', "_")
     }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use kda_codegen::schedule::MAX_REQUESTS;
 use kda_codegen::{
-    Arch, ConvLayout, EarlyReads, GateInput, GateKind, GateSchedule, KernelSpec, MAX_TOKENS, Mode, NullRule,
-    Role, StateDtype,
+    Arch, ConvLayout, EarlyReads, GateInput, GateKind, GateSchedule, KernelSpec, MAX_TOKENS, Mode,
+    NullRule, Role, StateDtype,
 };
 
 use crate::{Error, PolicyFile};
@@ -232,11 +232,7 @@ impl Policies {
     /// What a policy file says of these heads and early reads, and the rule of [`Policies::for_device`] for its
     /// architecture where it says nothing: for other heads or kinds, between two measured batch
     /// sizes that are far apart, and above the largest.
-    pub fn from_file(
-        file: &PolicyFile,
-        config: &Config,
-        kinds: &[StepKind],
-    ) -> Policies {
+    pub fn from_file(file: &PolicyFile, config: &Config, kinds: &[StepKind]) -> Policies {
         let (heads, early_reads) = (config.heads, config.early_reads);
         let mut policies = Vec::new();
         for &kind in kinds {

@@ -272,7 +272,11 @@ fn a_projected_gate_takes_the_place_of_f_a_and_f_b() {
     let mut packed = projected_step(StepKind::Decode);
     let buffer = Buffer::new(at(1), 3 * pitch);
     packed.projected = kda_runtime::Projected::with_layout(buffer, pitch as i64, &layout);
-    let arguments = projected_plan().step(&packed, 64).unwrap().unwrap().arguments;
+    let arguments = projected_plan()
+        .step(&packed, 64)
+        .unwrap()
+        .unwrap()
+        .arguments;
     assert_eq!(arguments.gate_input, at(1) + 2 * 4 * DIM as u64);
     assert_eq!(arguments.geometry.gate_input_pitch, pitch as i64);
     assert_eq!(arguments.f_a, 0);
@@ -283,12 +287,14 @@ fn a_projected_gate_that_does_not_fit_is_named() {
     type Change = fn(&mut Step);
     let plan = projected_plan();
     let cases: [(&str, Change); 7] = [
-        ("f_b was given, but the configuration has a projected gate", |s| {
-            s.weights.f_b = Buffer::new(at(3), DIM * 128)
-        }),
-        ("f_a was given, but the configuration has a projected gate", |s| {
-            s.projected.f_a = s.projected.beta
-        }),
+        (
+            "f_b was given, but the configuration has a projected gate",
+            |s| s.weights.f_b = Buffer::new(at(3), DIM * 128),
+        ),
+        (
+            "f_a was given, but the configuration has a projected gate",
+            |s| s.projected.f_a = s.projected.beta,
+        ),
         ("gate_input has address 0", |s| {
             s.projected.gate_input.buffer.address = 0
         }),
