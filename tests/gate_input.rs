@@ -87,10 +87,10 @@ fn a_rounded_gate_moves_the_golden_vectors_a_little() {
                 |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
             let moved = norm(&mut exact.states.iter().zip(&rounded.states).map(|(a, b)| a - b));
             let size = norm(&mut exact.states.iter().copied());
-            // A relative 2⁻⁹ of g, of size 4 at most here, times a slope of the decay of at most 5/4
-            // · exp(A_log); three digits of room.
+            // 2⁻⁹ of g, which is 4 at most, times the slope of the decay's exponent, 5/4 · exp(A_log)
+            // at most: 0.01 a step where A_log is around 0. Measured: 2.3e-3.
             assert!(
-                0.0 < moved && moved < 0.05 * size,
+                0.0 < moved && moved < 0.01 * size,
                 "{}: {moved:e} of {size:e}",
                 fixture.name
             );
