@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kda_capi::{
-    KdaBuffer, KdaConfig, KdaConvLayout, KdaEarlyReads, KdaGate, KdaNullRule, KdaRows,
-    KdaStateDtype, KdaStep,
+    KdaBuffer, KdaConfig, KdaConvLayout, KdaEarlyReads, KdaGate, KdaGateInput, KdaNullRule,
+    KdaRollback, KdaRows, KdaStateDtype, KdaStep,
 };
-use kda_codegen::{Arch, ConvLayout, EarlyReads, KernelSpec, NullRule, StateDtype};
+use kda_codegen::{
+    Arch, ConvLayout, EarlyReads, GateInput, KernelSpec, NullRule, Rollback, StateDtype,
+};
 use kda_runtime::{Buffer, Config, Gate, Kernel, Plan, Policies, Step, encode_bundle};
 use kda_tests::cuda::{on_device, put_emulated_driver};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
@@ -49,7 +51,9 @@ fn a_c_program_uses_every_function() {
     let scratch = scratch();
     let folder = scratch.path();
     let decode = KernelSpec::new(Arch::Sm90a, 2);
-    let kernels: Vec<Kernel> = [decode, decode.with_verify(2)]
+    let mut projected = decode;
+    projected.gate_input = GateInput::Projected;
+    let kernels: Vec<Kernel> = [decode, decode.with_verify(2), projected]
         .iter()
         .enumerate()
         .map(|(i, spec)| Kernel::new(spec, vec![i as u8; 100 + i], (13, 0), None).unwrap())
@@ -81,6 +85,7 @@ fn a_c_program_uses_every_function() {
         let ran = Command::new(&program)
             .arg(&bundle)
             .arg(folder.join("cache"))
+            .arg(folder.join("policies.toml"))
             .env("LD_LIBRARY_PATH", &libraries)
             .output()
             .unwrap();
@@ -143,6 +148,10 @@ fn c_config(config: &Config) -> KdaConfig {
         } as u32,
         gate: gate as u32,
         lower_bound,
+        gate_input: match config.gate_input {
+            GateInput::LowRank => KdaGateInput::LowRank,
+            GateInput::Projected => KdaGateInput::Projected,
+        } as u32,
         null_rule: match config.null_rule {
             NullRule::NonPositive => KdaNullRule::NonPositive,
             NullRule::Negative => KdaNullRule::Negative,
@@ -151,6 +160,11 @@ fn c_config(config: &Config) -> KdaConfig {
             StateDtype::F32 => KdaStateDtype::F32,
             StateDtype::Bf16 => KdaStateDtype::Bf16,
         } as u32,
+        rollback: match config.rollback {
+            Rollback::Checkpoints => KdaRollback::Checkpoints,
+            Rollback::Records => KdaRollback::Records,
+        } as u32,
+        ragged: config.ragged.into(),
         early_reads: match config.early_reads {
             EarlyReads::Weights => KdaEarlyReads::Weights,
             EarlyReads::Caches => KdaEarlyReads::Caches,
@@ -180,6 +194,7 @@ fn c_step(step: &Step) -> KdaStep {
         qkv: rows(p.qkv.buffer, p.qkv.stride),
         output_gate: rows(p.output_gate.buffer, p.output_gate.stride),
         f_a: rows(p.f_a.buffer, p.f_a.stride),
+        gate_input: rows(p.gate_input.buffer, p.gate_input.stride),
         beta: rows(p.beta.buffer, p.beta.stride),
         conv_weight: buffer(w.conv),
         conv_bias: buffer(w.conv_bias.unwrap_or_default()),
@@ -195,6 +210,11 @@ fn c_step(step: &Step) -> KdaStep {
         slots: rows(step.slots.buffer, step.slots.stride),
         slot_columns: step.slots.columns,
         accepted: buffer(step.accepted.unwrap_or_default()),
+        token_counts: buffer(step.token_counts.unwrap_or_default()),
+        records: step
+            .records
+            .map_or(KdaRows::default(), |r| rows(r.buffer, r.slot_stride)),
+        record_count: step.records.map_or(0, |r| r.count),
         out: rows(step.out.buffer, step.out.stride),
     }
 }
@@ -217,9 +237,18 @@ fn a_c_program_decodes_and_verifies() {
     searched.extend(std::env::split_paths(&inherited));
     let kernels = KernelCache::new(load_nvrtc().unwrap());
 
-    for (seed, tokens) in [(1, 1), (2, 3)] {
+    for (seed, tokens, projected_gate, records) in [
+        (1, 1, false, false),
+        (2, 3, false, false),
+        (3, 1, true, false),
+        (4, 3, true, false),
+        (5, 3, false, true),
+    ] {
         let limits = Limits {
             tokens: vec![tokens],
+            projected_gates: vec![projected_gate],
+            records: vec![records],
+            ragged: vec![records],
             ..Limits::small().live()
         };
         // Decode steps have no accepted counts; half of the one-token cases have.

@@ -18,7 +18,7 @@ use kda_tests::cuda::{self, CudaExecutor, DeviceBuffers, DeviceMemory, check};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::replay::ReplayExecutor;
 use kda_tests::soak::{World, serve};
-use kda_tests::{Buffers, Case, Limits, judge, placed, scratch};
+use kda_tests::{Buffers, Case, Executor, Limits, judge, placed, scratch};
 
 // Builds the library beside this test, too.
 use kda_emulated_cuda::Counts;
@@ -141,6 +141,7 @@ impl Placed {
 fn case(seed: u64, tokens: usize) -> Case {
     let limits = Limits {
         tokens: vec![tokens],
+        projected_gates: vec![false],
         ..Limits::small().live()
     };
     Case::sized(seed, &limits, 1, 2)
@@ -345,64 +346,79 @@ fn columns_in_any_order_and_buffers_of_their_own_give_the_same_bits() {
         || {
             let device = cuda::current_device().unwrap();
             let (stream, kernels) = (cuda::new_stream().unwrap(), compiled());
-            let placed = Placed::new(case(31, 2));
-            let prepared = placed.prepare(&device, stream, &kernels);
-            run(&prepared, stream, &placed.step()).unwrap();
-            placed.judge();
-            let expected = placed.after();
+            for case in [case(31, 2), case(31, 2).with_projected_gate()] {
+                let projected_gate = case.projected_gate();
+                let placed = Placed::new(case);
+                let prepared = placed.prepare(&device, stream, &kernels);
+                run(&prepared, stream, &placed.step()).unwrap();
+                placed.judge();
+                let expected = placed.after();
 
-            let shape = &placed.case.shape;
-            let (heads, dim, rows) = (shape.heads, shape.dim(), shape.rows());
-            let standard = ProjectionLayout::standard(heads);
-            // Beta and F_A before q, k, v, with gaps; the output gate in a buffer of its own.
-            let layout = ProjectionLayout {
-                beta: 3,
-                f_a: 5 + heads,
-                qkv: 140 + heads,
-                ..standard
-            };
-            let (pitch, gate_pitch) = (layout.qkv + 3 * dim + 9, dim + 1);
-            let mut packed = vec![kda_tests::POISON_BF16; rows * pitch];
-            let mut gates = vec![kda_tests::POISON_BF16; rows * gate_pitch];
-            for row in 0..rows {
-                let from = row * shape.pitch;
-                let mut copy = |to: usize, column: usize, width: usize| {
-                    for i in 0..width {
-                        packed[row * pitch + to + i] =
-                            placed.buffers.projected.bf16(from + column + i).to_bits();
-                    }
+                let shape = &placed.case.shape;
+                let (heads, dim, rows) = (shape.heads, shape.dim(), shape.rows());
+                let standard = ProjectionLayout::standard(heads);
+                // Beta and F_A, or a projected gate, before q, k, v, with gaps; the output gate in a
+                // buffer of its own.
+                let column = Some(5 + heads);
+                let layout = ProjectionLayout {
+                    beta: 3,
+                    f_a: column.filter(|_| !projected_gate),
+                    gate_input: column.filter(|_| projected_gate),
+                    qkv: 12 + heads + dim,
+                    ..standard
                 };
-                copy(layout.beta, standard.beta, heads);
-                copy(layout.f_a, standard.f_a, 128);
-                copy(layout.qkv, 0, 3 * dim);
-                for i in 0..dim {
-                    let gate = placed
-                        .buffers
-                        .projected
-                        .bf16(from + standard.output_gate + i);
-                    gates[row * gate_pitch + i] = gate.to_bits();
+                let (pitch, gate_pitch) = (layout.qkv + 3 * dim + 9, dim + 1);
+                let mut packed = vec![kda_tests::POISON_BF16; rows * pitch];
+                let mut gates = vec![kda_tests::POISON_BF16; rows * gate_pitch];
+                for row in 0..rows {
+                    let from = row * shape.pitch;
+                    let mut copy = |to: usize, column: usize, width: usize| {
+                        for i in 0..width {
+                            packed[row * pitch + to + i] =
+                                placed.buffers.projected.bf16(from + column + i).to_bits();
+                        }
+                    };
+                    copy(layout.beta, standard.beta, heads);
+                    if let Some(f_a) = layout.f_a {
+                        copy(f_a, 4 * dim, 128);
+                    }
+                    copy(layout.qkv, 0, 3 * dim);
+                    if let (Some(at), Some(gate)) = (layout.gate_input, &placed.buffers.gate_input)
+                    {
+                        for i in 0..dim {
+                            let g = gate.bf16(row * shape.gate_stride + i);
+                            packed[row * pitch + at + i] = g.to_bits();
+                        }
+                    }
+                    for i in 0..dim {
+                        let gate = placed
+                            .buffers
+                            .projected
+                            .bf16(from + standard.output_gate + i);
+                        gates[row * gate_pitch + i] = gate.to_bits();
+                    }
                 }
+                let upload = |values: &[u16]| {
+                    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                    let memory = DeviceMemory::new(bytes.len()).unwrap();
+                    memory.upload(0, &bytes).unwrap();
+                    memory
+                };
+                let (packed_memory, gate_memory) = (upload(&packed), upload(&gates));
+                placed.upload(&placed.buffers);
+                let mut step = placed.step();
+                step.projected = Projected::with_layout(
+                    Buffer::new(packed_memory.address, packed.len()),
+                    pitch as i64,
+                    &layout,
+                );
+                step.projected.output_gate = Rows {
+                    buffer: Buffer::new(gate_memory.address, gates.len()),
+                    stride: gate_pitch as i64,
+                };
+                run(&prepared, stream, &step).unwrap();
+                assert!(placed.after() == expected, "the bits differ");
             }
-            let upload = |values: &[u16]| {
-                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                let memory = DeviceMemory::new(bytes.len()).unwrap();
-                memory.upload(0, &bytes).unwrap();
-                memory
-            };
-            let (packed_memory, gate_memory) = (upload(&packed), upload(&gates));
-            placed.upload(&placed.buffers);
-            let mut step = placed.step();
-            step.projected = Projected::with_layout(
-                Buffer::new(packed_memory.address, packed.len()),
-                pitch as i64,
-                &layout,
-            );
-            step.projected.output_gate = Rows {
-                buffer: Buffer::new(gate_memory.address, gates.len()),
-                stride: gate_pitch as i64,
-            };
-            run(&prepared, stream, &step).unwrap();
-            assert!(placed.after() == expected, "the bits differ");
         },
     );
 }

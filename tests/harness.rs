@@ -173,6 +173,54 @@ fn exchanged_operands_are_caught() {
 }
 
 #[test]
+fn a_projected_gate_is_held_to_its_own_rows_and_columns() {
+    for tokens in [1, 2] {
+        let mut limits = limits(tokens);
+        limits.projected_gates = vec![true];
+        let case = find(&limits, |case| {
+            case.shape.heads == 2
+                && case.shape.gate_stride > case.shape.dim()
+                && case.shape.requests > 1
+                && live(case).is_some()
+        });
+        judge(&mut ReferenceExecutor, &case, "scalar").unwrap();
+        let (rows, stride) = (case.shape.rows(), case.shape.gate_stride);
+        let dim = case.shape.dim();
+        let moved = |from: fn(usize, usize) -> (usize, usize)| {
+            read(&case, move |_, buffers| {
+                let region = buffers.gate_input.as_mut().unwrap();
+                let old = region.clone();
+                for row in 0..rows {
+                    for column in 0..dim {
+                        let (other, taken) = from(row, column);
+                        let other = other.min(rows - 1) * stride + taken;
+                        region.set_bf16(row * stride + column, old.bf16(other));
+                    }
+                }
+            })
+        };
+        // Another head's, its neighbour's, the next row's.
+        let near = Requirement::Accurate;
+        is(
+            &moved(|row, column| (row, column ^ 128)),
+            "state_pool",
+            near,
+        );
+        is(&moved(|row, column| (row, column ^ 1)), "state_pool", near);
+        let next = moved(|row, column| (row + 1, column));
+        assert_eq!(next.operand, "state_pool", "{next}");
+        // The last column taken from the padding, which is NaN.
+        let past = moved(|row, column| (row, column + usize::from(column == 255)));
+        assert_eq!(past.operand, "state_pool", "{past}");
+        assert_eq!(past.requirement, Requirement::NotNan, "{past}");
+        let written = wrote(&case, |_, buffers, _| {
+            buffers.gate_input.as_mut().unwrap().set_bf16(0, bf16::ONE)
+        });
+        is(&written, "gate_input", Requirement::Untouched);
+    }
+}
+
+#[test]
 fn reading_past_the_used_columns_meets_nan() {
     let case = mixed(1);
     let used = case.shape.used_columns();

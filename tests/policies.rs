@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use kda_codegen::schedule::MAX_REQUESTS;
 use kda_codegen::{Arch, EarlyReads, GateInput, KernelSpec, Mode};
 use kda_runtime::{
-    Config, Error, Measurement, Plan, Policies, PolicyDefect, PolicyEntry, PolicyFile, StepKind,
-    Target,
+    Config, Error, Measurement, Plan, Policies, Policy, PolicyDefect, PolicyEntry, PolicyFile,
+    StepKind, Target,
 };
 use kda_tests::{placed, property_config, scratch};
 use proptest::collection::vec;
@@ -212,6 +212,54 @@ fn every_mode_of_a_shipped_file_is_under_test() {
                 };
                 let text = format!("{}{early}", entry.mode.with_gate_input(gate_input));
                 assert!(tested.contains(&text), "{text} of {entry:?}");
+            }
+        }
+    }
+}
+
+/// Whoever takes the policies of a device gets kernels that exist, and the modes of the low-rank gate
+/// but for who computes it.
+#[test]
+fn a_projected_gate_is_served_by_every_device() {
+    let kinds: Vec<StepKind> = std::iter::once(StepKind::Decode)
+        .chain((1..=16).map(StepKind::Verify))
+        .collect();
+    for &arch in Arch::ALL {
+        for target in Target::all(arch) {
+            for heads in [1, 2, 3, 6, 12, 24, 48, 96, 128] {
+                for &early_reads in EarlyReads::ALL {
+                    if early_reads == EarlyReads::Caches && !arch.has_clusters() {
+                        continue;
+                    }
+                    let low_rank = config(heads, early_reads);
+                    let projected = Config {
+                        gate_input: GateInput::Projected,
+                        ..low_rank
+                    };
+                    let policies = Policies::for_device(target, &projected, &kinds);
+                    Plan::new(arch, &projected, &policies).unwrap();
+                    let other = Policies::for_device(target, &low_rank, &kinds);
+                    assert_eq!(policies.0.len(), other.0.len());
+                    for (a, b) in policies.0.iter().zip(other.0) {
+                        let mode = b.mode.with_gate_input(GateInput::Projected);
+                        assert_eq!(*a, Policy { mode, ..b });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// As what a legal mode of the low-rank gate becomes is legal with a projected one.
+#[test]
+fn every_mode_has_one_for_a_projected_gate() {
+    for &arch in Arch::ALL {
+        for tokens in [1, 4, 16] {
+            let spec = KernelSpec::new(arch, 12).with_verify(tokens);
+            for mode in spec.legal_modes() {
+                let mut other = spec.with_mode(mode.with_gate_input(GateInput::Projected));
+                other.gate_input = GateInput::Projected;
+                other.validate().unwrap();
             }
         }
     }

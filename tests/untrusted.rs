@@ -843,6 +843,7 @@ struct Settings {
     policies: Vec<(usize, usize, Option<CString>)>,
     bundle: Vec<u8>,
     no_nvrtc: u32,
+    policy_text: Option<CString>,
     /// Which pointers are NULL.
     null: [bool; 4],
 }
@@ -865,25 +866,29 @@ fn text(usual: Vec<&'static str>) -> impl Strategy<Value = Option<CString>> {
 
 fn settings() -> impl Strategy<Value = Settings> {
     let float = || prop_oneof![3 => Just(-5.0f32), 1 => any::<f32>(), 1 => Just(f32::NAN)];
-    let choices = [(); 6].map(|()| small_or_any());
+    let choices = [(); 7].map(|()| small_or_any());
     let config = (size(), choices, float(), float(), float()).prop_map(
-        |(heads, [bias, layout, gate, null, state, early], lower_bound, scale, eps)| KdaConfig {
-            heads,
-            conv_bias: bias,
-            conv_layout: layout,
-            gate,
-            lower_bound,
-            null_rule: null,
-            state_dtype: state,
-            early_reads: early,
-            scale,
-            eps,
+        |(heads, [bias, layout, gate, input, null, state, early], lower_bound, scale, eps)| {
+            KdaConfig {
+                heads,
+                conv_bias: bias,
+                conv_layout: layout,
+                gate,
+                lower_bound,
+                gate_input: input,
+                null_rule: null,
+                state_dtype: state,
+                early_reads: early,
+                scale,
+                eps,
+            }
         },
     );
     let modes = vec![
         "split1-256x8-block",
         "split8-128x8-cluster",
         "split2-256x8-cluster-hints",
+        "split2-256x8-block",
         "split3-256x8-block",
         "split1-99999999999x8-block",
         "split--block",
@@ -894,15 +899,21 @@ fn settings() -> impl Strategy<Value = Settings> {
         vec((size(), size(), text(modes)), 0..4),
         prop_oneof![Just(Vec::new()), vec(any::<u8>(), 1..100)],
         prop_oneof![4 => Just(1u32), 1 => 2..9u32],
+        prop_oneof![
+            2 => Just(None),
+            1 => Just(CString::new(shipped_text()).ok()),
+            1 => vec(1..=255u8, 0..200).prop_map(|bytes| CString::new(bytes).ok()),
+        ],
         [(); 4].map(|()| prop::bool::weighted(0.1)),
     )
         .prop_map(
-            |(arch, config, policies, bundle, no_nvrtc, null)| Settings {
+            |(arch, config, policies, bundle, no_nvrtc, policy_text, null)| Settings {
                 arch,
                 config,
                 policies,
                 bundle,
                 no_nvrtc,
+                policy_text,
                 null,
             },
         )
@@ -942,6 +953,8 @@ proptest! {
             cache_folder: c"off".as_ptr(),
             nvrtc_folder: ptr::null(),
             no_nvrtc: settings.no_nvrtc,
+            policy_path: ptr::null(),
+            policy_text: settings.policy_text.as_ref().map_or(ptr::null(), |text| text.as_ptr()),
         };
         let untouched = ptr::dangling_mut::<KdaPlan>();
         let mut plan = untouched;
@@ -996,6 +1009,8 @@ impl OwnedPlan {
             cache_folder: c"off".as_ptr(),
             nvrtc_folder: ptr::null(),
             no_nvrtc: 1,
+            policy_path: ptr::null(),
+            policy_text: ptr::null(),
         };
         let policies = [policy(0), policy(TOKENS)];
         let mut plan = ptr::null_mut();
@@ -1052,6 +1067,7 @@ fn right_step(verify: bool, requests: usize, columns: usize, pool_slots: usize) 
         qkv: rows_of(rows, 3 * DIM, 2),
         output_gate: rows_of(rows, DIM, 2),
         f_a: rows_of(rows, 128, 2),
+        gate_input: KdaRows::default(),
         beta: rows_of(rows, HEADS, 2),
         conv_cache: rows_of(pool_slots, 3 * DIM * conv_length, 2),
         conv_length,
@@ -1102,6 +1118,7 @@ fn holds(step: &KdaStep) -> bool {
     strided(&step.qkv, rows, 3 * dim, 2)
         && strided(&step.output_gate, rows, dim, 2)
         && strided(&step.f_a, rows, 128, 2)
+        && step.gate_input.buffer.address == 0
         && strided(&step.beta, rows, HEADS as u128, 2)
         && strided(&step.out, rows, dim, 2)
         && strided(&step.conv_cache, slots, 3 * dim * length, 2)
@@ -1132,6 +1149,7 @@ fn fields(step: &mut KdaStep) -> Vec<Field<'_>> {
         qkv,
         output_gate,
         f_a,
+        gate_input,
         beta,
         conv_weight,
         conv_bias,
@@ -1162,6 +1180,7 @@ fn fields(step: &mut KdaStep) -> Vec<Field<'_>> {
         qkv,
         output_gate,
         f_a,
+        gate_input,
         beta,
         conv_cache,
         state,

@@ -1,5 +1,6 @@
 /* Uses every function of the C interface without a GPU: what needs a device fails with its status
- * and text, what does not is planned and compared. Arguments: bundle file, cache folder. */
+ * and text, what does not is planned and compared. Arguments: bundle file, cache folder, a file to
+ * write a policy file to. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,7 +85,7 @@ static void device_part(const KdaConfig *config) {
 }
 
 int main(int argc, char **argv) {
-    EXPECT(argc == 3);
+    EXPECT(argc == 4);
     KdaConfig config;
     EXPECT(strcmp(kda_last_error(), "") == 0);
     EXPECT(kda_config_kimi_k3(HEADS, NULL) == KDA_STATUS_NULL_POINTER);
@@ -131,15 +132,50 @@ int main(int argc, char **argv) {
     EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
     EXPECT(strcmp(kda_last_error(), "out holds 1 elements, 768 needed") == 0);
     EXPECT(kda_plan_step(plan, NULL, &launch) == KDA_STATUS_NULL_POINTER);
+    /* A low-rank gate has no use for a projected one. */
+    step = valid_step();
+    step.gate_input = rows(12 * ((uint64_t)1 << 32), 3 * DIM, DIM);
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
+    EXPECT(strcmp(kda_last_error(), "gate_input was given, but the configuration has a low-rank gate") == 0);
     kda_plan_destroy(plan);
     kda_plan_destroy(NULL);
     plan = NULL;
+
+    /* A projected gate in place of F_A and F_B; its kernels are others. */
+    KdaConfig projected = config;
+    projected.gate_input = KDA_GATE_INPUT_PROJECTED;
+    KdaPolicy decode = {0, 64, "split1-256x8-block"};
+    EXPECT(kda_plan_create("sm_90a", &projected, policies, 2, &sources, &plan) == KDA_STATUS_NO_KERNEL);
+    EXPECT(kda_plan_create("sm_90a", &projected, &decode, 1, &sources, &plan) == KDA_STATUS_OK);
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
+    EXPECT(strcmp(kda_last_error(), "f_a was given, but the configuration has a projected gate") == 0);
+    memset(&step.f_a, 0, sizeof step.f_a);
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
+    EXPECT(strcmp(kda_last_error(), "f_b was given, but the configuration has a projected gate") == 0);
+    memset(&step.f_b, 0, sizeof step.f_b);
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_OK && launch.grid[1] == 3);
+    step.gate_input.stride = DIM - 1;
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
+    EXPECT(strcmp(kda_last_error(), "gate_input has a stride of 255 elements, 256 needed") == 0);
+    memset(&step.gate_input, 0, sizeof step.gate_input);
+    step.gate_input.stride = DIM;
+    EXPECT(kda_plan_step(plan, &step, &launch) == KDA_STATUS_BAD_OPERAND);
+    EXPECT(strcmp(kda_last_error(), "gate_input has address 0") == 0);
+    kda_plan_destroy(plan);
+    plan = NULL;
+    decode.mode = "split4-128x8-cluster";
+    EXPECT(kda_plan_create("sm_90a", &projected, &decode, 1, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(strcmp(kda_last_error(), "gate_schedule is cluster, allowed: block with a projected gate") == 0);
 
     /* Settings that no kernel exists for. */
     KdaConfig odd = config;
     odd.gate = 2;
     EXPECT(kda_plan_create("sm_90a", &odd, policies, 2, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
     EXPECT(strcmp(kda_last_error(), "gate is 2, allowed: 0..=1") == 0);
+    odd = config;
+    odd.gate_input = 2;
+    EXPECT(kda_plan_create("sm_90a", &odd, policies, 2, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(strcmp(kda_last_error(), "gate_input is 2, allowed: 0..=1") == 0);
     odd = config;
     odd.heads = 0;
     EXPECT(kda_plan_create("sm_90a", &odd, NULL, 0, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
@@ -148,6 +184,45 @@ int main(int argc, char **argv) {
     policies[0].mode = "split3";
     EXPECT(kda_plan_create("sm_90a", &config, policies, 2, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
     EXPECT(kda_plan_create("sm_90a", &config, NULL, 1, &sources, &plan) == KDA_STATUS_NULL_POINTER);
+
+    /* Measured modes of a file serve policies that name none. A pointer to nothing is made. */
+    char text[1000];
+    const char *form = "device = \"GPU\"\narch = \"%s\"\ndate = \"2026-12-02\"\nentries = [\n"
+                       "    { heads = 2, kind = \"decode\", tokens = 1, early_reads = \"weights\", "
+                       "max_requests = 65535, mode = \"%s\", microseconds = 5.5 },\n]\n";
+    KdaPolicy measured = {0, 0, NULL};
+    snprintf(text, sizeof text, form, "sm_90a", "split1-256x8-block");
+    sources.policy_text = text;
+    EXPECT(kda_plan_create("sm_90a", &config, &measured, 1, &sources, &plan) == KDA_STATUS_OK);
+    EXPECT(kda_plan_kernel_count(plan) == 1);
+    kda_plan_destroy(plan);
+    EXPECT(kda_plan_create("sm_90a", &config, NULL, 0, &sources, &plan) == KDA_STATUS_OK);
+    kda_plan_destroy(plan);
+    plan = NULL;
+    EXPECT(kda_plan_create("sm_100a", &config, &measured, 1, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(strcmp(kda_last_error(), "the policy file is for sm_90a, kernels are for sm_100a") == 0);
+    sources.policy_path = argv[3];
+    EXPECT(kda_plan_create("sm_90a", &config, &measured, 1, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(strcmp(kda_last_error(), "policy_text was given beside policy_path") == 0);
+    sources.policy_text = NULL;
+    FILE *file = fopen(argv[3], "w");
+    EXPECT(file != NULL && fputs(text, file) >= 0 && fclose(file) == 0);
+    EXPECT(kda_plan_create("sm_90a", &config, &measured, 1, &sources, &plan) == KDA_STATUS_OK);
+    kda_plan_destroy(plan);
+    plan = NULL;
+    sources.policy_path = "/nonexistent/policies.toml";
+    EXPECT(kda_plan_create("sm_90a", &config, &measured, 1, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(strstr(kda_last_error(), "/nonexistent/policies.toml") != NULL);
+    sources.policy_path = NULL;
+    snprintf(text, sizeof text, form, "sm_90a", "split3");
+    sources.policy_text = text;
+    EXPECT(kda_plan_create("sm_90a", &config, policies, 2, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
+    EXPECT(strstr(kda_last_error(), "is no policy file: ") != NULL);
+    sources.policy_text = "\xff";
+    EXPECT(kda_plan_create("sm_90a", &config, &measured, 1, &sources, &plan) == KDA_STATUS_BAD_TEXT);
+    EXPECT(strcmp(kda_last_error(), "policy_text is no UTF-8") == 0);
+    sources.policy_text = NULL;
+    EXPECT(plan == NULL);
 
     /* The bundle does not hold the default policies' kernels; the cache is empty. */
     sources.cache_folder = argv[2];

@@ -62,10 +62,11 @@ static void rebase(uint64_t *address, uint64_t base) {
 }
 
 static void rebase_step(KdaStep *step, uint64_t base) {
-    KdaRows *rows[] = {&step->qkv,   &step->output_gate,  &step->f_a,   &step->beta, &step->conv_cache,
-                       &step->state, &step->state_source, &step->slots, &step->out};
-    KdaBuffer *buffers[] = {&step->conv_weight, &step->conv_bias, &step->f_b,     &step->a_log,
-                            &step->dt_bias,     &step->norm,      &step->accepted};
+    KdaRows *rows[] = {&step->qkv,        &step->output_gate, &step->f_a,          &step->gate_input, &step->beta,
+                       &step->conv_cache, &step->state,       &step->state_source, &step->slots,      &step->out,
+                       &step->records};
+    KdaBuffer *buffers[] = {&step->conv_weight, &step->conv_bias, &step->f_b,      &step->a_log,
+                            &step->dt_bias,     &step->norm,      &step->accepted, &step->token_counts};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         rebase(&rows[i]->buffer.address, base);
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)

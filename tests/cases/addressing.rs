@@ -194,6 +194,7 @@ fn slots_and_rows_may_lie_anywhere() {
             pitch: row(rng, shape.pitch),
             out_stride: row(rng, shape.out_stride),
             slots_stride: row(rng, shape.slots_stride),
+            gate_stride: row(rng, shape.gate_stride),
             conv_slot_stride,
             state_slot_stride,
             pool_slots,

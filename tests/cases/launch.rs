@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kda_codegen::{
-    Arch, ConvLayout, EarlyReads, GateKind, KernelSpec, Mode, NullRule, StateDtype, nvrtc,
+    Arch, ConvLayout, EarlyReads, GateInput, GateKind, KernelSpec, Mode, NullRule, StateDtype,
+    nvrtc,
 };
 use kda_runtime::{
     Config, DiskCache, Error, Kernel, KernelSources, Kernels, Origin, Plan, Policies, Policy,
@@ -99,6 +100,7 @@ fn c37_every_field_changes_the_key() {
         conv_bias: _,
         conv_layout: _,
         gate: _,
+        gate_input: _,
         null_rule: _,
         state_dtype: _,
         early_reads: _,
@@ -112,7 +114,7 @@ fn c37_every_field_changes_the_key() {
             },
     } = spec;
     type Change = fn(&mut KernelSpec);
-    let changes: [(&str, Change); 14] = [
+    let changes: [(&str, Change); 15] = [
         ("arch", |s| s.arch = Arch::Sm100a),
         ("heads", |s| s.heads = 11),
         ("tokens", |s| s.tokens = 3),
@@ -120,6 +122,7 @@ fn c37_every_field_changes_the_key() {
         ("conv_bias", |s| s.conv_bias = true),
         ("conv_layout", |s| s.conv_layout = ConvLayout::TokenFirst),
         ("gate", |s| s.gate = GateKind::Softplus),
+        ("gate_input", |s| s.gate_input = GateInput::Projected),
         ("null_rule", |s| s.null_rule = NullRule::Negative),
         ("state_dtype", |s| s.state_dtype = StateDtype::Bf16),
         ("early_reads", |s| s.early_reads = EarlyReads::Caches),

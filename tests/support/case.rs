@@ -293,6 +293,27 @@ impl Case {
         }
     }
 
+    /// The same problem with the gate's input given: F_B · F_A of every row, rounded to bf16.
+    pub fn with_projected_gate(&self) -> Case {
+        let (shape, data) = (&self.shape, &self.data);
+        let mut gates = Vec::with_capacity(shape.rows() * shape.dim());
+        for row in 0..shape.rows() {
+            let f_a = &data.row(shape, row)[self.views().f_a..][..HEAD_DIM];
+            gates.extend(data.f_b.chunks_exact(HEAD_DIM).map(|weights| {
+                let terms = weights.iter().zip(f_a);
+                // Exact products; the f64 sum is off by far less than a bf16 step.
+                let g: f64 = terms.map(|(w, x)| w.to_f64() * x.to_f64()).sum();
+                bf16::from_f32(g as f32)
+            }));
+        }
+        let mut case = self.clone();
+        case.data = Arc::new(Data {
+            gate_input: Some(gates),
+            ..(**data).clone()
+        });
+        case
+    }
+
     /// The requests of `order`, in that order, with the same values and slots.
     pub fn select(&self, order: &[usize]) -> Case {
         let mut case = self.clone();

@@ -162,7 +162,8 @@ pub fn load_all(dir: &Path) -> Result<Vec<Fixture>, FixtureError> {
     paths.iter().map(load).collect()
 }
 
-/// Compares every mode of `executor` with `fixtures`; returns the worst errors against the oracle.
+/// Compares every mode of `executor` with `fixtures`, and with the oracle where the gate's input is
+/// given as [`Fixture::projected`] has it; returns the worst errors against the oracle.
 ///
 /// # Errors
 ///
@@ -185,6 +186,20 @@ pub fn check(executor: &mut dyn Executor, fixtures: &[Fixture]) -> Result<Errors
                 .check(&fixture.before, &after, faults.as_ref())
                 .and_then(|judged| fixture.compare(&after).map(|()| judged))
                 .map_err(|mismatch| mismatch.within(&context))?;
+            errors.merge(&judged);
+        }
+        let (case, before) = fixture.projected();
+        for mode in executor.modes(&case) {
+            let mut after = before.clone();
+            let context = format!("fixture {}, {}", fixture.name, executor.name());
+            let faults = executor.run(&case, &mode, &mut after).map_err(|error| {
+                Mismatch::new("launch", Requirement::Runs)
+                    .at(error.to_string())
+                    .within(format!("{context}, mode {mode}, projected gate"))
+            })?;
+            let judged = case
+                .check(&before, &after, faults.as_ref())
+                .map_err(|mismatch| mismatch.within(format!("{context}, mode {mode}")))?;
             errors.merge(&judged);
         }
     }
@@ -303,6 +318,16 @@ impl Fixture {
             state_out: file.f32("state_out", Some(state_in.len()))?,
             case,
         })
+    }
+
+    /// The same launch with the gate's input given: the file's F_B · F_A, rounded to bf16. Its results
+    /// differ from the file's by what that rounding moves, so the oracle judges them.
+    pub fn projected(&self) -> (Case, Buffers) {
+        let case = self.case.with_projected_gate();
+        let mut before = Buffers::new(&case);
+        before.conv_cache = self.before.conv_cache.clone();
+        before.state = self.before.state.clone();
+        (case, before)
     }
 
     /// Compares what a launch left with the file: the whole convolution cache exactly, `out` within

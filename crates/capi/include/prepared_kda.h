@@ -133,6 +133,31 @@ typedef uint32_t KdaGate;
 #endif // __cplusplus
 
 /**
+ * What the gate's input comes from.
+ */
+enum KdaGateInput
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /**
+   * F_B * F_A, computed by the launch in float.
+   */
+  KDA_GATE_INPUT_LOW_RANK = 0,
+  /**
+   * An operand: the caller's own F_B * F_A, rounded to bf16.
+   */
+  KDA_GATE_INPUT_PROJECTED = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum KdaGateInput KdaGateInput;
+#else
+typedef uint32_t KdaGateInput;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Null slot values.
  */
 enum KdaNullRule
@@ -195,7 +220,8 @@ enum KdaEarlyReads
    */
   KDA_EARLY_READS_WEIGHTS = 0,
   /**
-   * Also conv cache, state, slots and accepted, which the kernel ahead must not write.
+   * Also conv cache, state, records, slots, accepted and token counts, which the kernel ahead must
+   * not write.
    */
   KDA_EARLY_READS_CACHES = 1,
 };
@@ -253,13 +279,17 @@ enum KdaFaultKind
    */
   KDA_FAULT_KIND_SLOT_OUT_OF_RANGE = 1,
   /**
-   * An accepted count is outside 1..=columns.
+   * An accepted count is outside 1..=columns, or outside 1..=records + 1.
    */
   KDA_FAULT_KIND_ACCEPTED_OUT_OF_RANGE = 2,
   /**
    * The source slot of a live request is null.
    */
   KDA_FAULT_KIND_NULL_SOURCE = 3,
+  /**
+   * A token count is outside 0..=tokens.
+   */
+  KDA_FAULT_KIND_TOKENS_OUT_OF_RANGE = 4,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -314,6 +344,10 @@ typedef struct KdaConfig {
    */
   float lower_bound;
   /**
+   * A KdaGateInput.
+   */
+  uint32_t gate_input;
+  /**
    * A KdaNullRule.
    */
   uint32_t null_rule;
@@ -321,6 +355,14 @@ typedef struct KdaConfig {
    * A KdaStateDtype.
    */
   uint32_t state_dtype;
+  /**
+   * A KdaRollback.
+   */
+  uint32_t rollback;
+  /**
+   * Whether verify steps take a number of tokens for each request: 0 or 1.
+   */
+  uint32_t ragged;
   /**
    * A KdaEarlyReads.
    */
@@ -348,14 +390,15 @@ typedef struct KdaPolicy {
    */
   size_t max_requests;
   /**
-   * A schedule, for example `split8-128x8-cluster`; NULL: the measured choice for the device,
-   * with `max_requests` unread.
+   * A schedule, for example `split8-128x8-cluster`; NULL: the measured choice, of the policy file
+   * in KdaSources or for the device, with `max_requests` unread.
    */
   const char *mode;
 } KdaPolicy;
 
 /**
- * Where kernels come from, in this order. All zeros: the user's disk cache, then NVRTC.
+ * Where kernels come from, in this order, and measured modes. All zeros: the user's disk cache, then
+ * NVRTC; the modes measured on the device.
  */
 typedef struct KdaSources {
   /**
@@ -382,6 +425,15 @@ typedef struct KdaSources {
    * 1: nothing is compiled.
    */
   uint32_t no_nvrtc;
+  /**
+   * A policy file of the device's architecture, or NULL: its modes serve the policies that name
+   * none. A reset reads neither this nor the text.
+   */
+  const char *policy_path;
+  /**
+   * The text of a policy file in place of its path, or NULL.
+   */
+  const char *policy_text;
 } KdaSources;
 
 /**
@@ -433,9 +485,13 @@ typedef struct KdaStep {
    */
   struct KdaRows output_gate;
   /**
-   * bf16 `[rows, 128]`.
+   * bf16 `[rows, 128]`, with the low-rank gate.
    */
   struct KdaRows f_a;
+  /**
+   * bf16 `[rows, dim]`, with a projected gate: F_B * F_A, before dt_bias.
+   */
+  struct KdaRows gate_input;
   /**
    * bf16 `[rows, heads]`.
    */
@@ -449,7 +505,7 @@ typedef struct KdaStep {
    */
   struct KdaBuffer conv_bias;
   /**
-   * bf16 `[dim, 128]`, 16-byte aligned.
+   * bf16 `[dim, 128]`, 16-byte aligned, with the low-rank gate.
    */
   struct KdaBuffer f_b;
   /**
@@ -489,13 +545,27 @@ typedef struct KdaStep {
    */
   struct KdaRows slots;
   /**
-   * Columns of the slot table.
+   * Columns of the slot table; with records only the first is read.
    */
   size_t slot_columns;
   /**
    * i32 `[requests]`, for verify steps.
    */
   struct KdaBuffer accepted;
+  /**
+   * i32 `[requests]`, for ragged verify steps: rows that each request brings, 0 to the step's
+   * tokens.
+   */
+  struct KdaBuffer token_counts;
+  /**
+   * f32 `[slots, record_count, heads, 3, 128]`, 16-byte aligned, updated in place, for verify steps
+   * that keep records; the stride is between slots, a multiple of 4.
+   */
+  struct KdaRows records;
+  /**
+   * Records of a slot; 0 without.
+   */
+  size_t record_count;
   /**
    * bf16 `[rows, dim]`, written.
    */

@@ -13,11 +13,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kda_codegen::{ConvLayout, EarlyReads, GateInput, Mode, NullRule, Rollback, StateDtype};
+use kda_codegen::{Arch, ConvLayout, EarlyReads, GateInput, Mode, NullRule, Rollback, StateDtype};
 use kda_runtime::{
     Buffer, Config, ConvCache, Device, DiskCache, Error, FaultKind, Gate, Kernel, KernelBundle,
-    KernelSources, Kernels, Origin, Plan, Policies, Policy, PreparedKda, PreparedReset, Projected,
-    RecordPool, Reset, Rows, Slots, StatePool, Step, StepKind, Target, Weights,
+    KernelSources, Kernels, Origin, Plan, Policies, Policy, PolicyFile, PreparedKda, PreparedReset,
+    Projected, RecordPool, Reset, Rows, Slots, StatePool, Step, StepKind, Target, Weights,
 };
 
 /// Result of a call.
@@ -193,12 +193,13 @@ pub struct KdaPolicy {
     pub verify_tokens: usize,
     /// Largest number of requests.
     pub max_requests: usize,
-    /// A schedule, for example `split8-128x8-cluster`; NULL: the measured choice for the device,
-    /// with `max_requests` unread.
+    /// A schedule, for example `split8-128x8-cluster`; NULL: the measured choice, of the policy file
+    /// in KdaSources or for the device, with `max_requests` unread.
     pub mode: *const c_char,
 }
 
-/// Where kernels come from, in this order. All zeros: the user's disk cache, then NVRTC.
+/// Where kernels come from, in this order, and measured modes. All zeros: the user's disk cache, then
+/// NVRTC; the modes measured on the device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct KdaSources {
@@ -214,6 +215,11 @@ pub struct KdaSources {
     pub nvrtc_folder: *const c_char,
     /// 1: nothing is compiled.
     pub no_nvrtc: u32,
+    /// A policy file of the device's architecture, or NULL: its modes serve the policies that name
+    /// none. A reset reads neither this nor the text.
+    pub policy_path: *const c_char,
+    /// The text of a policy file in place of its path, or NULL.
+    pub policy_text: *const c_char,
 }
 
 /// Device memory: an address and the elements from there on that belong to the operand.
@@ -547,18 +553,58 @@ fn kind_of(verify_tokens: usize) -> StepKind {
     }
 }
 
+/// The policy file that `sources` name, for kernels of `arch`.
+///
 /// # Safety
 ///
-/// `policies` is NULL or points to `count` policies with valid texts.
+/// `sources` is NULL or points to sources with valid texts.
+unsafe fn policy_file_of(
+    sources: *const KdaSources,
+    arch: Arch,
+) -> Result<Option<PolicyFile>, Failure> {
+    // SAFETY: the caller's promise, here and below.
+    let Some(sources) = (unsafe { sources.as_ref() }) else {
+        return Ok(None);
+    };
+    // SAFETY: as above.
+    let path = unsafe { text(sources.policy_path, "policy_path") }?;
+    // SAFETY: as above.
+    let given = unsafe { text(sources.policy_text, "policy_text") }?;
+    let illegal = |text: String| Err(Failure(KdaStatus::IllegalSetting, text));
+    let file: PolicyFile = match (path, given) {
+        (None, None) => return Ok(None),
+        (Some(path), None) => PolicyFile::from_path(path.as_ref())?,
+        (None, Some(text)) => text.parse()?,
+        (Some(_), Some(_)) => return illegal("policy_text was given beside policy_path".into()),
+    };
+    match file.arch() {
+        found if found == arch => Ok(Some(file)),
+        found => illegal(format!(
+            "the policy file is for {found}, kernels are for {arch}"
+        )),
+    }
+}
+
+/// # Safety
+///
+/// `policies` is NULL or points to `count` policies with valid texts; `sources` is NULL or points to
+/// sources with valid texts.
 unsafe fn policies_of(
     target: Target<'_>,
     config: &Config,
     policies: *const KdaPolicy,
     count: usize,
+    sources: *const KdaSources,
 ) -> Result<Policies, Failure> {
+    // SAFETY: the caller's promise.
+    let file = unsafe { policy_file_of(sources, target.arch()) }?;
+    let measured = |kind| match &file {
+        Some(file) => Policies::from_file(file, config, &[kind]),
+        None => Policies::for_device(target, config, &[kind]),
+    };
     if policies.is_null() {
         return if count == 0 {
-            Ok(Policies::for_device(target, config, &[StepKind::Decode]))
+            Ok(measured(StepKind::Decode))
         } else {
             Err(null("policies"))
         };
@@ -577,10 +623,7 @@ unsafe fn policies_of(
                     mode,
                 });
             }
-            None => {
-                all.0
-                    .extend(Policies::for_device(target, config, &[kind]).0);
-            }
+            None => all.0.extend(measured(kind).0),
         }
     }
     Ok(all)
@@ -851,7 +894,7 @@ pub unsafe extern "C" fn kda_prepare(
         }
         let config = config_of(config)?;
         // SAFETY: as above.
-        let policies = unsafe { policies_of(device.into(), &config, policies, count) }?;
+        let policies = unsafe { policies_of(device.into(), &config, policies, count, sources) }?;
         // SAFETY: as above.
         let sources = unsafe { sources_of(sources) }?;
         let made =
@@ -1099,7 +1142,8 @@ pub unsafe extern "C" fn kda_plan_create(
             return Err(null("plan"));
         }
         // SAFETY: as above.
-        let policies = unsafe { policies_of(Target::from(arch), &config, policies, count) }?;
+        let policies =
+            unsafe { policies_of(Target::from(arch), &config, policies, count, sources) }?;
         let made = Plan::new(arch, &config, &policies)?;
         // SAFETY: as above.
         let kernels = unsafe { sources_of(sources) }?.kernels(made.kernels())?;

@@ -1,6 +1,6 @@
 //! The integer arithmetic of a mode: grid, cluster, registers. Knows no text and no library.
 
-use crate::{Error, GateInput, GateSchedule, KernelSpec};
+use crate::{Error, GateSchedule, KernelSpec};
 
 /// Largest number of requests one launch serves: the grid's second dimension.
 pub const MAX_REQUESTS: usize = 65_535;
@@ -43,16 +43,14 @@ impl KernelSpec {
         128 * 128 / self.mode.value_split / self.mode.threads
     }
 
-    /// Registers of a thread's share of F_B and of F_A's chunk, or of a projected gate's chunk.
-    fn gate_registers(&self, chunk: u32) -> u32 {
-        if self.gate_input == GateInput::Projected {
-            return (chunk * 128).div_ceil(self.mode.threads);
-        }
+    /// Registers of a thread's share of F_B. A kernel of a projected gate is given as many: what it
+    /// spares there, others of its values need.
+    fn gate_registers(&self) -> u32 {
         let gates = match self.mode.gate_schedule {
             GateSchedule::Block => 128,
             GateSchedule::Cluster => 128 / self.mode.value_split,
         };
-        gates.div_ceil(self.mode.threads / 8) * 8 + chunk * 8
+        gates.div_ceil(self.mode.threads / 8) * 8
     }
 
     /// Resident blocks per multiprocessor that the compiler sets the register budget for: the
@@ -62,8 +60,8 @@ impl KernelSpec {
         let mode = &self.mode;
         let channels = 256 + 128 / mode.value_split;
         let conv = channels.div_ceil(mode.threads) * 8;
-        let gate = self.gate_registers(self.tokens.min(4) as u32);
-        let in_flight = self.state_registers() + gate + conv + 24;
+        let chunk = self.tokens.min(4) as u32 * 8;
+        let in_flight = self.state_registers() + self.gate_registers() + conv + chunk + 24;
         let registers = match in_flight {
             0..=90 if self.tokens == 1 && mode.threads == 512 => 64,
             0..=184 => 128,

@@ -24,7 +24,9 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use error::{Outcome, guarded};
 use operands::{Home, LayerWeights, OPERANDS, Weight};
-use settings::{ConfigFields, PolicyFields, SourceFields, nvrtc_folders, policies_of};
+use settings::{
+    ConfigFields, PolicyFields, SourceFields, nvrtc_folders, policies_of, policy_file_of,
+};
 use tensor::Dtype;
 
 /// A layer's weights, read at every launch from where they are then.
@@ -208,8 +210,8 @@ struct Kda {
 #[pymethods]
 impl Kda {
     #[new]
-    #[pyo3(signature = (config, policies, *, device, stream=None, bundle=None, cache_folder=None,
-        nvrtc_folder=None, compile=true, host_memory=false))]
+    #[pyo3(signature = (config, policies, *, device, stream=None, policy_file=None, bundle=None,
+        cache_folder=None, nvrtc_folder=None, compile=true, host_memory=false))]
     #[expect(clippy::too_many_arguments, reason = "Python sees keywords, one each")]
     fn new(
         py: Python<'_>,
@@ -217,6 +219,7 @@ impl Kda {
         policies: Vec<PolicyFields>,
         device: i32,
         stream: Option<&Bound<'_, PyAny>>,
+        policy_file: Option<&Bound<'_, PyAny>>,
         bundle: Option<Bound<'_, PyAny>>,
         cache_folder: Option<PathBuf>,
         nvrtc_folder: Option<PathBuf>,
@@ -226,6 +229,7 @@ impl Kda {
         guarded(|| {
             let config = config.config()?;
             let stream = stream.map_or(Ok(0), stream_of)?;
+            let file = policy_file_of(policy_file)?;
             let sources = SourceFields {
                 bundle,
                 cache_folder,
@@ -236,7 +240,7 @@ impl Kda {
             py.detach(|| {
                 let opened = Device::primary(device)?;
                 let arch = opened.arch();
-                let policies = policies_of((&opened).into(), &config, &policies)?;
+                let policies = policies_of((&opened).into(), &config, &policies, file.as_ref())?;
                 let prepared = PreparedKda::prepare_caches(
                     &opened,
                     stream as Stream,
@@ -431,11 +435,18 @@ struct Plan(kda_runtime::Plan, Arch);
 #[pymethods]
 impl Plan {
     #[new]
-    fn new(arch: &str, config: ConfigFields, policies: Vec<PolicyFields>) -> PyResult<Plan> {
+    #[pyo3(signature = (arch, config, policies, *, policy_file=None))]
+    fn new(
+        arch: &str,
+        config: ConfigFields,
+        policies: Vec<PolicyFields>,
+        policy_file: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Plan> {
         guarded(|| {
             let arch: Arch = arch.parse()?;
             let config = config.config()?;
-            let policies = policies_of(arch.into(), &config, &policies)?;
+            let file = policy_file_of(policy_file)?;
+            let policies = policies_of(arch.into(), &config, &policies, file.as_ref())?;
             let plan = kda_runtime::Plan::new(arch, &config, &policies)?;
             Ok(Plan(plan, arch))
         })

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use kda_codegen::Mode;
 use kda_runtime::{
-    Config, DiskCache, Gate, KernelBundle, KernelSources, Policies, Policy, StepKind, Target,
+    Config, DiskCache, Gate, KernelBundle, KernelSources, Policies, Policy, PolicyFile, StepKind,
+    Target,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -62,15 +63,43 @@ pub(crate) fn kind_of(verify_tokens: usize) -> StepKind {
     }
 }
 
+/// A policy file by its path, or the bytes of its text.
+pub(crate) fn policy_file_of(given: Option<&Bound<'_, PyAny>>) -> Outcome<Option<PolicyFile>> {
+    let Some(given) = given else {
+        return Ok(None);
+    };
+    Ok(Some(match given.cast::<PyBytes>() {
+        Ok(bytes) => match std::str::from_utf8(bytes.as_bytes()) {
+            Ok(text) => text.parse()?,
+            Err(error) => {
+                let valid = error.valid_up_to();
+                let text = format!("policy_file is no UTF-8 after {valid} bytes");
+                return Err(value(text));
+            }
+        },
+        Err(_) => PolicyFile::from_path(&given.extract::<PathBuf>()?)?,
+    }))
+}
+
 pub(crate) fn policies_of(
     target: Target<'_>,
     config: &Config,
     fields: &[PolicyFields],
+    file: Option<&PolicyFile>,
 ) -> Outcome<Policies> {
+    if let Some(found) = file.map(PolicyFile::arch).filter(|&a| a != target.arch()) {
+        return Err(value(format!(
+            "the policy file is for {found}, kernels are for {}",
+            target.arch()
+        )));
+    }
     let mut all = Policies::default();
     for field in fields {
         let kind = kind_of(field.verify_tokens);
-        let measured = || Policies::for_device(target, config, &[kind]);
+        let measured = || match file {
+            Some(file) => Policies::from_file(file, config, &[kind]),
+            None => Policies::for_device(target, config, &[kind]),
+        };
         let (mode, most) = match (&field.mode, field.max_requests) {
             (Some(mode), most) => (mode.parse()?, most),
             (None, None) => {

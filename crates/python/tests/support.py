@@ -277,6 +277,7 @@ class Fixture:
             conv_bias="conv_bias" in self.tensors,
             conv_layout="dim-first",
             lower_bound=self.lower_bound,
+            gate_input="low-rank",
             null_rule="non-positive",
             state_dtype="f32",
             early_reads="weights",

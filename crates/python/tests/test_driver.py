@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import math
 import threading
 import time
 import types
@@ -51,6 +52,40 @@ class Golden(unittest.TestCase):
                 self.assertIsNone(kda.run(fixture.weights(Device), stream=stream, **given))
                 self.assertIsNone(kda.take_faults(stream))
                 self.check(fixture, given)
+
+    def test_a_projected_gate_agrees_where_the_product_is_exact(self):
+        fixture = Fixture(FIXTURES / "verify_h1_b2_t4.safetensors")
+        attention = fixture.attention(Device)
+        # F_B picks an element of F_A for each gate, so the product is one.
+        picks = [(7 * i + 3) % 128 for i in range(128)]
+        one = [0x3F80 if picks[i] == j else 0 for i in range(128) for j in range(128)]
+        f_b = attention.f_b_proj.weight
+        f_b.put(one)
+        given = dict(
+            conv=prepared_kda.decode_conv_weight(attention.conv1d.weight),
+            a_log=attention.A_log,
+            dt_bias=attention.dt_bias,
+            norm=attention.o_norm.weight,
+        )
+        left = []
+        for gate_input in ("low-rank", "projected"):
+            kda = make(fixture, gate_input=gate_input)
+            operands = fixture.operands(Device)
+            if gate_input == "low-rank":
+                weights = prepared_kda.Weights(**given, f_b=f_b)
+            else:
+                weights = prepared_kda.Weights(**given)
+                packed = operands["projected"].tolist()
+                gate = Tensor.of(Device, (8, 131), "bfloat16", b"\xff" * (8 * 131 * 2))
+                rows = [[packed[fixture.pitch * row + 512 + pick] for pick in picks] for row in range(8)]
+                gate.put([x for row in rows for x in [0x7FC0, *row, 0x7FC0, 0x7FC0]])
+                operands["gate_input"] = Tensor(gate.memory, (8, 128), "bfloat16", (131, 1), offset=1)
+            kda.run(weights, stream=0, **operands)
+            driver().call("cuCtxSynchronize")
+            left.append([operands[name].tolist() for name in ("out", "conv_cache", "state")])
+            self.assertEqual("projected" in kda.kernels[0].entry, gate_input == "projected")
+        self.assertEqual(left[0], left[1])
+        self.assertFalse(any(math.isnan(x) for x in left[0][2]))
 
     def test_a_wrong_vector_is_noticed(self):
         fixture = Fixture(FIXTURES / "decode_h1_b2_softplus.safetensors")

@@ -82,11 +82,16 @@ class DropIn(unittest.TestCase):
 
     def test_where_kernels_come_from_and_where_they_run(self):
         kda, given = self.prepare(
-            bundle=b"kernels", cache_folder="off", nvrtc_folder="/opt", compile=False
+            policy_file=b"modes",
+            bundle=b"kernels",
+            cache_folder="off",
+            nvrtc_folder="/opt",
+            compile=False,
         )
         self.assertEqual(
             kda.kda.options,
             dict(
+                policy_file=b"modes",
                 bundle=b"kernels",
                 cache_folder="off",
                 nvrtc_folder="/opt",

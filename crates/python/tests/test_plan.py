@@ -29,6 +29,7 @@ class Settings(unittest.TestCase):
             (dict(null_rule="never"), "null rule"),
             (dict(state_dtype="f16"), "state dtype"),
             (dict(early_reads="all"), "early reads"),
+            (dict(gate_input="given"), "`given` is not a gate input, allowed: low-rank, projected"),
             (dict(lower_bound=1.0), "lower bound is 1, allowed: finite and below 0"),
             (dict(scale=math.inf), "scale is inf"),
             (dict(eps=0.0), "eps is 0"),
@@ -42,6 +43,9 @@ class Settings(unittest.TestCase):
             Plan("sm_90a", good, [Policy(17, 8, "split1-256x8-block")])
         with self.assertRaisesRegex(ValueError, "mode"):
             Plan("sm_90a", good, [Policy(0, 8, "split3-fast")])
+        projected = dataclasses.replace(good, gate_input="projected")
+        with self.assertRaisesRegex(ValueError, "gate_schedule is cluster, allowed: block with a projected gate"):
+            Plan("sm_90a", projected, [Policy(0, 8, "split4-128x8-cluster")])
         with self.assertRaisesRegex(ValueError, "max_requests is 65536, at most 65535"):
             Plan("sm_90a", good, [Policy(0, 65536)])
 
@@ -60,6 +64,51 @@ class Settings(unittest.TestCase):
         self.assertEqual(named.policies, [(4, 65535, 0)])
         both = Plan("sm_90a", config, [Policy(0, 1), Policy(0, 200)])
         self.assertEqual(both.policies, [(0, 1, 0), (0, 200, 1)])
+
+    def test_a_policy_file_serves_policies_that_name_no_mode(self):
+        form = (
+            'device = "GPU"\narch = "%s"\ndate = "2026-12-02"\nentries = [\n'
+            '    { heads = 12, kind = "decode", tokens = 1, early_reads = "weights", '
+            'max_requests = 65535, mode = "%s", microseconds = 5.5 },\n]\n'
+        )
+        text = form % ("sm_90a", "split2-256x8-cluster")
+        config = Config.kimi_k3(12)
+
+        def modes(given, **changes):
+            config_now = dataclasses.replace(config, **changes)
+            policies = [Policy(), Policy(0, 3), Policy(4, 8, "split1-256x8-block")]
+            plan = Plan("sm_90a", config_now, policies, policy_file=given)
+            compiled = plan.kernels()
+            return [(most, compiled[kernel].mode) for _, most, kernel in plan.policies]
+
+        named = (8, "split1-256x8-block")
+        file = [(3, "split2-256x8-cluster"), (65535, "split2-256x8-cluster"), named]
+        self.assertEqual(modes(text.encode()), file)
+        block = [(most, mode.replace("cluster", "block")) for most, mode in file]
+        self.assertEqual(modes(text.encode(), gate_input="projected"), block)
+        self.assertNotEqual(modes(None), file)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "policies.toml"
+            path.write_text(text)
+            self.assertEqual(modes(path), file)
+            self.assertEqual(modes(str(path)), file)
+        for given, error, said in [
+            ("/nonexistent/policies.toml", OSError, "/nonexistent/policies.toml"),
+            (b"\xff", ValueError, "policy_file is no UTF-8 after 0 bytes"),
+            (b"device = 7", ValueError, "device is 7, allowed: a text"),
+            ((form % ("sm_90a", "split3")).encode(), ValueError, "mode"),
+            (
+                (form % ("sm_80", "split1-256x8-block")).encode(),
+                ValueError,
+                "the policy file is for sm_80, kernels are for sm_90a",
+            ),
+            (7, TypeError, ""),
+        ]:
+            with self.subTest(given), self.assertRaisesRegex(error, said):
+                Plan("sm_90a", config, [Policy()], policy_file=given)
+            if driver():
+                with self.subTest(given), self.assertRaisesRegex(error, said):
+                    prepared_kda.Kda(config, [Policy()], device=0, policy_file=given)
 
     def test_the_scale_is_exact(self):
         found = ctypes.c_float(Config.kimi_k3(1).scale).value
@@ -271,6 +320,47 @@ class Operands(unittest.TestCase):
             self.launch(projected=None, **{**parts, "beta": None})
         with self.assertRaisesRegex(TypeError, "qkv is missing"):
             self.launch(projected=None)
+
+    def test_a_projected_gate_takes_the_place_of_f_a_and_f_b(self):
+        plan = self.plan_of(self.fixture, gate_input="projected")
+        attention = self.fixture.attention(Host)
+        given = dict(
+            conv=prepared_kda.decode_conv_weight(attention.conv1d.weight),
+            a_log=attention.A_log,
+            dt_bias=attention.dt_bias,
+            norm=attention.o_norm.weight,
+        )
+        weights = prepared_kda.Weights(**given)
+        gate = Tensor.of(Host, (8, 130), "bfloat16")
+        gate = changed(gate, shape=(8, 128), offset=1)
+        packed = self.good["projected"]
+        parts = {
+            name: changed(packed, shape=(8, width), offset=offset)
+            for name, offset, width in [("qkv", 0, 384), ("output_gate", 384, 128), ("beta", 640, 1)]
+        }
+        low_rank = {**self.good, "gate_input": gate}
+        with self.assertRaisesRegex(ValueError, "gate_input was given, but the configuration has a low-rank gate"):
+            self.plan.step(self.weights, **low_rank)
+        for step in (low_rank, {**low_rank, **parts, "projected": None}):
+            self.assertEqual(plan.step(weights, **step).grid, self.launch().grid)
+            for change, text in [
+                (dict(gate_input=changed(gate, shape=(7, 128))), "gate_input has 7 rows"),
+                (dict(gate_input=changed(gate, shape=(8, 127))), r"gate_input has shape \[8, 127\], expected \[rows, 128\]"),
+                (dict(gate_input=changed(gate, strides=(127, 1))), "gate_input has a stride of 127 elements, 128 needed"),
+                (dict(gate_input=changed(gate, strides=(130, 2))), "gate_input is not contiguous within"),
+                (dict(gate_input=changed(gate, dtype="float16")), "gate_input has dtype float16"),
+                (dict(out=gate), "out is written and shares memory with gate_input"),
+            ]:
+                with self.subTest(text), self.assertRaisesRegex(ValueError, text):
+                    plan.step(weights, **{**step, **change})
+            with self.assertRaisesRegex(TypeError, "gate_input is missing"):
+                plan.step(weights, **{**step, "gate_input": None})
+            with self.assertRaisesRegex(ValueError, "f_b was given, but the configuration has a projected gate"):
+                plan.step(self.weights, **step)
+        with self.assertRaisesRegex(ValueError, "f_a was given, but the configuration has a projected gate"):
+            plan.step(weights, **{**step, "f_a": changed(packed, shape=(8, 128), offset=512)})
+        with self.assertRaisesRegex(ValueError, "f_b has address 0"):
+            self.plan.step(weights, **self.good)
 
     def test_both_cache_layouts(self):
         plan = self.plan_of(self.fixture, conv_layout="token-first")

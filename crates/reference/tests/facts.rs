@@ -4,7 +4,7 @@ mod common;
 
 use common::{GATE, Launch};
 use half::bf16;
-use kda_reference::{Gate, Pools, Shape, StateType, step};
+use kda_reference::{Gate, HEAD_DIM, Pools, Shape, StateType, step};
 
 fn close(got: f64, expected: f64, relative: f64) -> bool {
     (got - expected).abs() <= relative * expected.abs()
@@ -279,4 +279,80 @@ fn the_oracle_bounds_what_f32_loses() {
             assert!(exact.decay.0 >= 0.0 && exact.decay.1 <= 1.0);
         }
     }
+}
+
+/// A launch whose F_B picks columns of F_A, so that F_B·F_A is a bf16 value, and the same launch with
+/// that product given.
+fn picked(gate: Gate, tokens: usize) -> (Launch, Launch) {
+    let mut shape = Shape::dense(2, 2, tokens, gate);
+    shape.gate_stride = shape.dim() + 3;
+    let mut low_rank = Launch::random(shape, 29);
+    let column = |i: usize| (7 * i + 3) % HEAD_DIM;
+    for i in 0..shape.dim() {
+        let row = &mut low_rank.f_b[i * HEAD_DIM..][..HEAD_DIM];
+        row.fill(bf16::ZERO);
+        row[column(i)] = bf16::from_f32(-0.5);
+    }
+    let mut rows = vec![bf16::NAN; shape.rows() * shape.gate_stride];
+    for row in 0..shape.rows() {
+        for i in 0..shape.dim() {
+            let x = low_rank.projected[row * shape.pitch + 4 * shape.dim() + column(i)];
+            rows[row * shape.gate_stride + i] = bf16::from_f32(-0.5 * x.to_f32());
+        }
+    }
+    let mut projected = low_rank.clone();
+    projected.gate_input = Some(rows);
+    // Neither is looked at.
+    projected.f_b.clear();
+    for row in 0..shape.rows() {
+        let f_a = row * shape.pitch + 4 * shape.dim();
+        projected.projected[f_a..f_a + HEAD_DIM].fill(bf16::NAN);
+    }
+    (low_rank, projected)
+}
+
+#[test]
+fn a_projected_gate_stands_for_the_product() {
+    for gate in [GATE, Gate::Softplus] {
+        for tokens in [1, 3] {
+            let (mut low_rank, mut projected) = picked(gate, tokens);
+            let (exact, given) = (low_rank.oracle(), projected.oracle());
+            for (exact, given) in exact.iter().zip(&given) {
+                let (exact, given) = (exact.as_ref().unwrap(), given.as_ref().unwrap());
+                assert_eq!((&exact.out, &exact.states), (&given.out, &given.states));
+                // Nothing is lost before the gate, so less may be lost after it.
+                for (a, b) in given.state_error.iter().zip(&exact.state_error) {
+                    assert!(0.0 < *a && a < b, "{a:e} {b:e}");
+                }
+            }
+            assert_eq!(low_rank.run(), projected.run());
+            assert_eq!(low_rank.state, projected.state);
+            assert_eq!(low_rank.conv_cache, projected.conv_cache);
+        }
+    }
+}
+
+#[test]
+fn a_projected_gate_that_is_too_short_is_named() {
+    let (_, launch) = picked(GATE, 1);
+    let error = |shape: &Shape, rows: &[bf16]| {
+        let inputs = kda_reference::Inputs {
+            gate_input: Some(rows),
+            ..launch.inputs()
+        };
+        let (conv_cache, state) = (&launch.conv_cache, &launch.state);
+        let error = shape
+            .validate(&inputs, conv_cache, state, None)
+            .unwrap_err();
+        error.to_string()
+    };
+    let (shape, rows) = (&launch.shape, launch.gate_input.as_deref().unwrap());
+    let short = error(shape, &rows[..shape.gate_stride + shape.dim() - 1]);
+    assert_eq!(short, "gate input holds 514 elements, needed 515");
+    let narrow = Shape {
+        gate_stride: 255,
+        ..*shape
+    };
+    let narrow = error(&narrow, rows);
+    assert_eq!(narrow, "stride of gate input is 255 elements, needed 256");
 }

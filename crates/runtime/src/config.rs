@@ -227,9 +227,15 @@ impl Policies {
         if let Some(file) = target.file() {
             return Policies::from_file(file, config, kinds);
         }
-        let rules = kinds
-            .iter()
-            .map(|&kind| rule(target.arch, config.heads, config.early_reads, kind));
+        let rules = kinds.iter().map(|&kind| {
+            rule(
+                target.arch,
+                config.heads,
+                config.early_reads,
+                kind,
+                config.rollback,
+            )
+        });
         Policies(rules.collect::<Vec<_>>().concat()).with_gate_input(config.gate_input)
     }
 
@@ -241,14 +247,15 @@ impl Policies {
         self
     }
 
-    /// What a policy file says of these heads and early reads, and the rule of [`Policies::for_device`] for its
-    /// architecture where it says nothing: for other heads or kinds, between two measured batch
-    /// sizes that are far apart, and above the largest.
+    /// What a policy file says of these heads and early reads, and the rule of
+    /// [`Policies::for_device`] for its architecture where it says nothing: for other heads or kinds,
+    /// for verify steps with records, between two measured batch sizes that are far apart, and above
+    /// the largest.
     pub fn from_file(file: &PolicyFile, config: &Config, kinds: &[StepKind]) -> Policies {
         let (heads, early_reads) = (config.heads, config.early_reads);
         let mut policies = Vec::new();
         for &kind in kinds {
-            let rule = rule(file.arch(), heads, early_reads, kind);
+            let rule = rule(file.arch(), heads, early_reads, kind, config.rollback);
             let mut merged: Vec<Policy> = Vec::new();
             // Up to so many requests; neighbours of one mode are one policy.
             let mut push = |max_requests, mode| match merged.last_mut() {
@@ -261,8 +268,11 @@ impl Policies {
             };
             let mut covered = 0;
             let end = (MAX_REQUESTS + 1, MAX_REQUESTS, None);
+            // The times of a file are those of checkpoints.
+            let records = kind.is_verify() && config.rollback == Rollback::Records;
             let measured = file
                 .of(heads, kind, early_reads)
+                .filter(|_| !records)
                 .map(|entry| (entry.min_requests, entry.max_requests, Some(entry.mode)));
             for (least, most, mode) in measured.chain([end]) {
                 for policy in &rule {
@@ -342,6 +352,7 @@ pub(crate) fn rule(
     heads: usize,
     early_reads: EarlyReads,
     kind: StepKind,
+    rollback: Rollback,
 ) -> Vec<Policy> {
     let early = early_reads == EarlyReads::Caches;
     let mode = |value_split, threads, row_lanes, slot_hints| Mode {
@@ -362,11 +373,13 @@ pub(crate) fn rule(
     const ANY: usize = usize::MAX;
     let decode = [(16, split8), (56, split4), (120, split2), (ANY, hinted)];
     let promised = [(144, split4), (ANY, wide)];
-    // Above 4 tokens split4 and wide spill for some of them.
-    let (middle, last) = if kind.tokens() <= 4 {
-        (split4, wide)
-    } else {
-        (split2, widest)
+    let (middle, last) = match (rollback, kind.tokens()) {
+        // From 3 tokens on wide spills up to 0.2 KiB, and is 10 to 30% faster than widest nevertheless:
+        // with one state to write, arithmetic is what takes the time.
+        (Rollback::Records, _) => (split2, wide),
+        (Rollback::Checkpoints, ..=4) => (split4, wide),
+        // Above 4 tokens split4 and wide spill for some of them.
+        (Rollback::Checkpoints, _) => (split2, widest),
     };
     let verify = [(16, split8), (96, middle), (ANY, last)];
     let rows = match (arch.has_clusters(), kind.is_verify(), early) {

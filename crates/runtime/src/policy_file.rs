@@ -25,7 +25,7 @@ use toml::{Table, Value};
 
 use crate::bundle::{printable, read_bounded};
 use crate::config::{StepKind, rule};
-use crate::{Config, Error, Policies};
+use crate::{Config, Error, Policies, Rollback};
 
 /// Largest file that is read, in bytes: some 1,700 entries.
 const MOST_BYTES: u64 = 256 << 10;
@@ -303,10 +303,16 @@ impl PolicyFile {
                 continue;
             };
             let (heads, kind) = (fastest.heads, fastest.kind);
-            let kept = Policies(rule(arch, heads, fastest.early_reads, kind))
-                .serving(kind, fastest.requests)
-                .and_then(|policy| modes.get(&policy.mode))
-                .filter(|kept| kept.microseconds <= fastest.microseconds * (1.0 + NOISE));
+            let kept = Policies(rule(
+                arch,
+                heads,
+                fastest.early_reads,
+                kind,
+                Rollback::Checkpoints,
+            ))
+            .serving(kind, fastest.requests)
+            .and_then(|policy| modes.get(&policy.mode))
+            .filter(|kept| kept.microseconds <= fastest.microseconds * (1.0 + NOISE));
             let mut entry = kept.unwrap_or(fastest).entry();
             let least = least_requests(entries.last(), &entry);
             entry.min_requests = least.max(entry.max_requests / 2 + 1);

@@ -5,7 +5,7 @@ mod support;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use kda_codegen::{Arch, EarlyReads};
+use kda_codegen::Arch;
 use kda_runtime::{Config, Plan, Policies, StepKind};
 
 struct Counting;

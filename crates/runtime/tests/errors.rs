@@ -2,23 +2,27 @@
 
 mod support;
 
-use kda_codegen::{Arch, Mode};
+use kda_codegen::{Arch, GateInput, KernelSpec, Mode};
 use kda_runtime::{
-    Buffer, Config, Error, Gate, Plan, Policies, Policy, RecordPool, Rollback, StatePool, Step,
-    StepKind,
+    Buffer, Config, Error, Gate, Plan, Policies, Policy, ProjectionLayout, RecordPool, Rollback,
+    Rows, StatePool, Step, StepKind,
 };
 use support::*;
 
 const VERIFY: StepKind = StepKind::Verify(2);
 
 fn plan() -> Plan {
+    plan_of(&Config::kimi_k3(HEADS))
+}
+
+fn plan_of(config: &Config) -> Plan {
     let kinds = [StepKind::Decode, VERIFY];
     let mut policies = Policies::single(&kinds, Mode::default());
     policies
         .0
         .iter_mut()
         .for_each(|policy| policy.max_requests = 16);
-    Plan::new(Arch::Sm90a, &Config::kimi_k3(HEADS), &policies).unwrap()
+    Plan::new(Arch::Sm90a, config, &policies).unwrap()
 }
 
 /// The text of the error that a change to a valid step causes.
@@ -223,6 +227,115 @@ fn misaligned_operands() {
             format!("{name} is at {value:#x}, which is not a multiple of {alignment} bytes")
         );
     }
+}
+
+/// A plan of kernels that read a projected gate input.
+fn projected_plan() -> Plan {
+    plan_of(&Config {
+        gate_input: GateInput::Projected,
+        ..Config::kimi_k3(HEADS)
+    })
+}
+
+/// A valid step of such a plan; the gate's rows lie five elements apart.
+fn projected_step(kind: StepKind) -> Step {
+    let mut step = step(kind);
+    let rows = step.requests * kind.tokens();
+    step.weights.f_b = Buffer::default();
+    step.projected = step.projected.with_gate_input(Rows {
+        buffer: Buffer::new(at(13), (rows - 1) * (DIM + 5) + DIM),
+        stride: DIM as i64 + 5,
+    });
+    step
+}
+
+#[test]
+fn a_projected_gate_takes_the_place_of_f_a_and_f_b() {
+    for kind in [StepKind::Decode, VERIFY] {
+        let planned = projected_plan().step(&projected_step(kind), 64);
+        let arguments = planned.unwrap().unwrap().arguments;
+        assert_eq!((arguments.f_a, arguments.f_b), (0, 0));
+        assert_eq!(arguments.gate_input, at(13));
+        assert_eq!(arguments.geometry.gate_input_pitch, DIM as i64 + 5);
+    }
+    let low_rank = plan().step(&step(StepKind::Decode), 64).unwrap().unwrap();
+    assert_eq!(low_rank.arguments.gate_input, 0);
+
+    // A packed projection whose rows hold the gate where others hold F_A.
+    let layout = ProjectionLayout {
+        f_a: None,
+        gate_input: Some(4 * DIM),
+        beta: 5 * DIM,
+        ..ProjectionLayout::standard(HEADS)
+    };
+    let pitch = 5 * DIM + HEADS;
+    let mut packed = projected_step(StepKind::Decode);
+    let buffer = Buffer::new(at(1), 3 * pitch);
+    packed.projected = kda_runtime::Projected::with_layout(buffer, pitch as i64, &layout);
+    let arguments = projected_plan()
+        .step(&packed, 64)
+        .unwrap()
+        .unwrap()
+        .arguments;
+    assert_eq!(arguments.gate_input, at(1) + 2 * 4 * DIM as u64);
+    assert_eq!(arguments.geometry.gate_input_pitch, pitch as i64);
+    assert_eq!(arguments.f_a, 0);
+}
+
+#[test]
+fn a_projected_gate_that_does_not_fit_is_named() {
+    type Change = fn(&mut Step);
+    let plan = projected_plan();
+    let cases: [(&str, Change); 7] = [
+        (
+            "f_b was given, but the configuration has a projected gate",
+            |s| s.weights.f_b = Buffer::new(at(3), DIM * 128),
+        ),
+        (
+            "f_a was given, but the configuration has a projected gate",
+            |s| s.projected.f_a = s.projected.beta,
+        ),
+        ("gate_input has address 0", |s| {
+            s.projected.gate_input.buffer.address = 0
+        }),
+        ("gate_input has a stride of 255 elements, 256 needed", |s| {
+            s.projected.gate_input.stride = DIM as i64 - 1
+        }),
+        ("gate_input holds 777 elements, 778 needed", |s| {
+            s.projected.gate_input.buffer.elements -= 1
+        }),
+        (
+            "gate_input is at 0xd00000001, which is not a multiple of 2 bytes",
+            |s| s.projected.gate_input.buffer.address += 1,
+        ),
+        ("out is written and shares memory with gate_input", |s| {
+            s.projected.gate_input.buffer.address = at(11) + 2 * 3 * DIM as u64 - 2
+        }),
+    ];
+    for (text, change) in cases {
+        let mut step = projected_step(StepKind::Decode);
+        change(&mut step);
+        let error = plan.step(&step, 64).expect_err(text);
+        assert_eq!(error.to_string(), text);
+    }
+    assert_eq!(
+        decode(|s| s.projected.gate_input = s.projected.output_gate),
+        "gate_input was given, but the configuration has a low-rank gate"
+    );
+}
+
+#[test]
+fn a_projected_gate_is_not_shared_by_a_cluster() {
+    let mut spec = KernelSpec::new(Arch::Sm90a, HEADS);
+    spec.gate_input = GateInput::Projected;
+    spec.mode = "split4-128x8-cluster-hints".parse().unwrap();
+    assert_eq!(
+        spec.validate().unwrap_err().to_string(),
+        "gate_schedule is cluster, allowed: block with a projected gate"
+    );
+    spec.mode = spec.mode.with_gate_input(GateInput::Projected);
+    assert_eq!(spec.mode.to_string(), "split4-128x8-block-hints");
+    spec.validate().unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@ A tensor is a torch tensor (``data_ptr()``, ``shape``, ``stride()``, ``dtype``, 
 ``__cuda_array_interface__`` or ``__array_interface__``; there, 16-bit raw or unsigned elements stand
 for bfloat16. Nothing is copied. ``ValueError``: an operand or a setting; ``TypeError``: no tensor,
 or a name that does not exist; ``RuntimeError``: driver, NVRTC, capture, or no kernel;
-``OSError``: a bundle that cannot be read. The texts are the library's.
+``OSError``: a bundle or policy file that cannot be read. The texts are the library's.
 """
 
 from os import PathLike
@@ -124,6 +124,7 @@ class Kda:
         *,
         device: int,
         stream: Optional[_Stream] = None,
+        policy_file: Union[bytes, _Path, None] = None,
         bundle: Union[bytes, _Path, None] = None,
         cache_folder: Optional[_Path] = None,
         nvrtc_folder: Optional[_Path] = None,
@@ -134,7 +135,8 @@ class Kda:
         bytes), the disk cache (``cache_folder``; ``None``: the user's; ``"off"``: none), then, with
         ``compile``, libnvrtc (in ``nvrtc_folder`` first). ``stream`` is only asked whether it is
         being captured, which is an error. ``host_memory`` allows tensors in host memory, where the
-        device reads it at its own address."""
+        device reads it at its own address. ``policy_file``: a policy file of the device's
+        architecture, or the bytes of its text; its modes serve the policies that name none."""
 
     def run(
         self,
@@ -233,7 +235,14 @@ class Reset:
 class Plan:
     """Settings and policies without a device: checks, and kernels ahead of time."""
 
-    def __new__(cls, arch: str, config: Config, policies: Sequence[Policy]) -> Plan: ...
+    def __new__(
+        cls,
+        arch: str,
+        config: Config,
+        policies: Sequence[Policy],
+        *,
+        policy_file: Union[bytes, _Path, None] = None,
+    ) -> Plan: ...
     def step(
         self,
         weights: Weights,

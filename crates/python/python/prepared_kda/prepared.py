@@ -63,9 +63,9 @@ class PreparedKda:
     ``conv_dim_first``: conv cache slots are [3 dim, length], else [length, 3 dim].
 
     The keywords beside the original's: ``null_rule``, ``rollback``, ``ragged`` and ``early_reads`` as
-    in ``Config``;
-    ``bundle``, ``cache_folder``, ``nvrtc_folder`` and ``compile`` as in ``Kda``; ``host_memory``
-    allows CPU tensors where device 0 reads host memory at its own address.
+    in ``Config``; ``policy_file``, ``bundle``, ``cache_folder``, ``nvrtc_folder`` and ``compile`` as
+    in ``Kda``; ``host_memory`` allows CPU tensors where device 0 reads host memory at its own
+    address.
 
     Raises ``ValueError`` for settings and operands, ``RuntimeError`` for what the machine lacks.
     """
@@ -80,6 +80,7 @@ class PreparedKda:
         rollback: str = "checkpoints",
         ragged: bool = False,
         early_reads: str = "weights",
+        policy_file: Any = None,
         bundle: Any = None,
         cache_folder: Any = None,
         nvrtc_folder: Any = None,
@@ -103,6 +104,7 @@ class PreparedKda:
         self._ragged = ragged
         self._early_reads = early_reads
         self._sources = dict(
+            policy_file=policy_file,
             bundle=bundle,
             cache_folder=cache_folder,
             nvrtc_folder=nvrtc_folder,

@@ -68,5 +68,5 @@ class Policy(NamedTuple):
     max_requests: Optional[int] = None
     """``None``: any number."""
     mode: Optional[str] = None
-    """A schedule, for example ``split8-128x8-cluster``; ``None``: the measured choice for
-    ``max_requests``, or for every number of requests its own."""
+    """A schedule, for example ``split8-128x8-cluster``; ``None``: the measured choice, of the policy
+    file or for the device, for ``max_requests``, or for every number of requests its own."""
