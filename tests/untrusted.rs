@@ -866,9 +866,25 @@ fn text(usual: Vec<&'static str>) -> impl Strategy<Value = Option<CString>> {
 
 fn settings() -> impl Strategy<Value = Settings> {
     let float = || prop_oneof![3 => Just(-5.0f32), 1 => any::<f32>(), 1 => Just(f32::NAN)];
-    let choices = [(); 7].map(|()| small_or_any());
+    let choices = [(); 9].map(|()| small_or_any());
     let config = (size(), choices, float(), float(), float()).prop_map(
-        |(heads, [bias, layout, gate, input, null, state, early], lower_bound, scale, eps)| {
+        |(
+            heads,
+            [
+                bias,
+                layout,
+                gate,
+                input,
+                null,
+                state,
+                rollback,
+                ragged,
+                early,
+            ],
+            lower_bound,
+            scale,
+            eps,
+        )| {
             KdaConfig {
                 heads,
                 conv_bias: bias,
@@ -878,6 +894,8 @@ fn settings() -> impl Strategy<Value = Settings> {
                 gate_input: input,
                 null_rule: null,
                 state_dtype: state,
+                rollback,
+                ragged,
                 early_reads: early,
                 scale,
                 eps,
@@ -1088,6 +1106,9 @@ fn right_step(verify: bool, requests: usize, columns: usize, pool_slots: usize) 
         } else {
             KdaBuffer::default()
         },
+        token_counts: KdaBuffer::default(),
+        records: KdaRows::default(),
+        record_count: 0,
     }
 }
 
@@ -1119,6 +1140,8 @@ fn holds(step: &KdaStep) -> bool {
         && strided(&step.output_gate, rows, dim, 2)
         && strided(&step.f_a, rows, 128, 2)
         && step.gate_input.buffer.address == 0
+        && step.token_counts.address == 0
+        && step.records.buffer.address == 0
         && strided(&step.beta, rows, HEADS as u128, 2)
         && strided(&step.out, rows, dim, 2)
         && strided(&step.conv_cache, slots, 3 * dim * length, 2)
@@ -1165,9 +1188,13 @@ fn fields(step: &mut KdaStep) -> Vec<Field<'_>> {
         slots,
         slot_columns,
         accepted,
+        token_counts,
+        records,
+        record_count,
         out,
     } = step;
     for size in [
+        record_count,
         verify_tokens,
         requests,
         conv_length,
@@ -1186,13 +1213,23 @@ fn fields(step: &mut KdaStep) -> Vec<Field<'_>> {
         state,
         state_source,
         slots,
+        records,
         out,
     ] {
         all.push(Field::Stride(&mut rows.stride));
         all.push(Field::Address(&mut rows.buffer.address));
         all.push(Field::Size(&mut rows.buffer.elements));
     }
-    for buffer in [conv_weight, conv_bias, f_b, a_log, dt_bias, norm, accepted] {
+    for buffer in [
+        conv_weight,
+        conv_bias,
+        f_b,
+        a_log,
+        dt_bias,
+        norm,
+        accepted,
+        token_counts,
+    ] {
         all.push(Field::Address(&mut buffer.address));
         all.push(Field::Size(&mut buffer.elements));
     }

@@ -189,6 +189,8 @@ fn slots_and_rows_may_lie_anywhere() {
         };
         let state_slot_stride = stride(shape.state_slot_stride, 16 / case.state_bytes());
         let conv_slot_stride = stride(shape.conv_slot_stride, 1);
+        let records = shape.records.map_or(0, |records| records.slot_stride);
+        let record_slot_stride = stride(records, 4);
         let row = |rng: &mut Rng, least: usize| least as i64 + (rng.word() % (1 << 36)) as i64;
         let spread = Spread {
             pitch: row(rng, shape.pitch),
@@ -197,6 +199,7 @@ fn slots_and_rows_may_lie_anywhere() {
             gate_stride: row(rng, shape.gate_stride),
             conv_slot_stride,
             state_slot_stride,
+            record_slot_stride,
             pool_slots,
             slots,
         };

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kda_codegen::{
-    Arch, ConvLayout, EarlyReads, GateInput, GateKind, KernelSpec, Mode, NullRule, StateDtype,
-    nvrtc,
+    Arch, ConvLayout, EarlyReads, GateInput, GateKind, KernelSpec, Mode, NullRule, Rollback,
+    StateDtype, nvrtc,
 };
 use kda_runtime::{
     Config, DiskCache, Error, Kernel, KernelSources, Kernels, Origin, Plan, Policies, Policy,
@@ -97,6 +97,8 @@ fn c37_every_field_changes_the_key() {
         heads: _,
         tokens: _,
         verify: _,
+        ragged: _,
+        rollback: _,
         conv_bias: _,
         conv_layout: _,
         gate: _,
@@ -114,11 +116,13 @@ fn c37_every_field_changes_the_key() {
             },
     } = spec;
     type Change = fn(&mut KernelSpec);
-    let changes: [(&str, Change); 15] = [
+    let changes: [(&str, Change); 17] = [
         ("arch", |s| s.arch = Arch::Sm100a),
         ("heads", |s| s.heads = 11),
         ("tokens", |s| s.tokens = 3),
         ("verify", |s| (s.tokens, s.verify) = (1, true)),
+        ("ragged", |s| s.ragged = true),
+        ("rollback", |s| s.rollback = Rollback::Records),
         ("conv_bias", |s| s.conv_bias = true),
         ("conv_layout", |s| s.conv_layout = ConvLayout::TokenFirst),
         ("gate", |s| s.gate = GateKind::Softplus),
