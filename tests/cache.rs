@@ -219,7 +219,7 @@ fn each_field_is_named_when_it_differs() {
         serde_json::from_slice(&bytes[HEADER_BYTES..HEADER_BYTES + length]).unwrap()
     };
     let fields = manifest["kernels"][0]["fields"].as_object().unwrap();
-    assert_eq!(fields.len(), 16);
+    assert_eq!(fields.len(), 18);
     for name in fields.keys() {
         let bytes = edited(&bytes, |m| {
             m["kernels"][0]["fields"][name] = json!("other\n")

@@ -47,6 +47,8 @@ fn limits(tokens: usize) -> Limits {
         state_types: vec![StateType::F32],
         biases: vec![true],
         projected_gates: vec![false],
+        records: vec![false],
+        ragged: vec![false],
         regimes: vec![Regime::Plain],
         ..Limits::default()
     }
@@ -452,7 +454,7 @@ fn every_identity_check_can_fail() {
     let shape = case.shape;
     let poisoned = |c: &Case| c.data.states.iter().any(|s| s.is_nan());
     type Key<'a> = &'a dyn Fn(&Case, &str, u32) -> bool;
-    let keys: [(&str, Key<'_>); 8] = [
+    let keys: [(&str, Key<'_>); 10] = [
         ("modes", &|_, mode, _| mode == "second"),
         ("batch", &|c, _, _| c.shape.requests == 1),
         ("layouts", &|c, _, _| {
@@ -460,6 +462,10 @@ fn every_identity_check_can_fail() {
         }),
         ("strides", &|c, _, _| c.shape.pitch != shape.pitch),
         ("verify and decode", &|c, _, _| c.verify),
+        ("records and checkpoints", &|c, _, _| {
+            c.shape.records.is_some()
+        }),
+        ("ragged", &|c, _, _| c.token_counts.is_some()),
         ("faults", &|c, _, _| !c.faults().is_empty()),
         ("nan containment", &|c, _, _| poisoned(c)),
         ("repeat", &|_, _, launches| launches % 2 == 0),

@@ -439,6 +439,9 @@ fn finite_inputs_give_finite_results() {
             Regime::ZeroProjections,
             Regime::Tiny,
         ],
+        // Every row and every checkpoint is looked at.
+        records: vec![false],
+        ragged: vec![false],
         ..Limits::small()
     }
     .live();

@@ -58,6 +58,8 @@ fn tight(heads: usize, requests: usize, tokens: usize, columns: usize, verify: b
         state_types: vec![StateType::F32],
         biases: vec![false],
         projected_gates: vec![false],
+        records: vec![false],
+        ragged: vec![false],
         regimes: vec![Regime::Plain],
         max_pool_bytes: 1 << 30,
         ..Limits::default()

@@ -150,13 +150,13 @@ fn draw_with_records(
     let limit = shape.accepted_limit();
     let mut slots = Vec::new();
     let mut accepted = Vec::new();
-    for request in 0..shape.requests {
+    for &slot in &free[..shape.requests] {
         let mut count = if rng.chance(25) {
             limit
         } else {
             rng.between(1, limit)
         } as i32;
-        let mut own = free[request];
+        let mut own = slot;
         if rng.chance(odd_percent) {
             match rng.below(4) {
                 0 => own = beyond(shape, rng),

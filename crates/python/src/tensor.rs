@@ -44,7 +44,7 @@ pub(crate) enum Place {
 }
 
 /// Most dimensions an operand has.
-const RANK: usize = 4;
+const RANK: usize = 5;
 
 /// A tensor's memory.
 #[derive(Clone, Copy, Debug)]

@@ -280,6 +280,8 @@ class Fixture:
             gate_input="low-rank",
             null_rule="non-positive",
             state_dtype="f32",
+            rollback="checkpoints",
+            ragged=False,
             early_reads="weights",
             scale=128**-0.5,
             eps=self.eps,

@@ -87,6 +87,37 @@ class Golden(unittest.TestCase):
         self.assertEqual(left[0], left[1])
         self.assertFalse(any(math.isnan(x) for x in left[0][2]))
 
+    def test_records_and_token_counts_change_no_bit(self):
+        fixture = Fixture(FIXTURES / "verify_h1_b2_t4.safetensors")
+        left = []
+        for records in (False, True):
+            rollback = "records" if records else "checkpoints"
+            kda = make(fixture, rollback=rollback, ragged=records)
+            given = fixture.operands(Device)
+            given["accepted"].put([1, 1])
+            slots = given["state"].shape[0]
+            if records:
+                pool = Tensor.of(Device, (slots, 3, 1, 3, 128), "float32", b"\xff" * (slots * 3 * 1536))
+                counts = Tensor.of(Device, (2,), "int32")
+                counts.put([4, 2])
+                given.update(records=pool, token_counts=counts, tokens=4)
+            kda.run(fixture.weights(Device), stream=0, **given)
+            driver().call("cuCtxSynchronize")
+            first = [row[0] for row in zip(*[iter(given["slots"].tolist())] * 4)]
+            state = given["state"].tolist()
+            matrices = [state[slot * 16384 : (slot + 1) * 16384] for slot in first]
+            left.append((given["out"].tolist(), matrices, given["conv_cache"].tolist()))
+        (out, states, conv), (ragged, after_first, ragged_conv) = left
+        # Both requests' first tokens' states, the rows of four and of two tokens.
+        self.assertEqual(states, after_first)
+        self.assertEqual(out[: 6 * 128], ragged[: 6 * 128])
+        self.assertEqual(ragged[6 * 128 :], [0xFFFF] * 256)
+        self.assertNotEqual(out[6 * 128 :], ragged[6 * 128 :])
+        self.assertNotEqual(conv, ragged_conv)
+        written = pool.tolist()
+        unwritten = [math.isnan(x) for x in written]
+        self.assertEqual(unwritten.count(False), (3 + 1) * 384)
+
     def test_a_wrong_vector_is_noticed(self):
         fixture = Fixture(FIXTURES / "decode_h1_b2_softplus.safetensors")
         kda = make(fixture)
@@ -461,6 +492,27 @@ class DropIn(unittest.TestCase):
                 fixture.compare(given["out"].tolist(), conv.tolist(), state.tolist())
                 (kernel,) = kda.kernels.values()
                 self.assertEqual(kernel.verify_tokens, fixture.policy.verify_tokens)
+
+    def test_records_are_the_third_cache(self):
+        fixture = Fixture(FIXTURES / "verify_h1_b2_t4.safetensors")
+        outs = []
+        for rollback in ("checkpoints", "records"):
+            made = sources(fixture.config(rollback=rollback), [fixture.policy])
+            kda = self.prepared(fixture, fixture.attention(Device), rollback=rollback, **made)
+            given = fixture.operands(Device)
+            given["accepted"].put([1, 1])
+            slots = given["state"].shape[0]
+            pool = Tensor.of(Device, (slots, 3, 1, 3, 128), "float32", b"\xff" * (slots * 3 * 1536))
+            caches = (given["conv_cache"], given["state"], pool)
+            kda.prepare_caches(caches)
+            named = {name: given[name] for name in ("slots", "accepted")}
+            kda.run(given["projected"], given["out"], caches=caches, tokens=4, **named)
+            driver().call("cuCtxSynchronize")
+            outs.append(given["out"].tolist())
+            self.assertEqual("records" in kda.kda.kernels[0].entry, rollback == "records")
+            untouched = all(math.isnan(x) for x in pool.tolist())
+            self.assertEqual(untouched, rollback == "checkpoints")
+        self.assertEqual(outs[0], outs[1])
 
     def test_longer_slots_and_rows_past_the_batch(self):
         fixture = Fixture(FIXTURES / "decode_h2_b2_bias.safetensors")

@@ -296,6 +296,29 @@ class Operands(unittest.TestCase):
             with self.subTest(text), self.assertRaisesRegex(TypeError, text):
                 self.launch(**change)
 
+    def test_records_and_token_counts_are_checked(self):
+        plan = self.plan_of(self.fixture, rollback="records", ragged=True)
+        records = Tensor.of(Host, (10, 3, 1, 3, 128), "float32")
+        counts = Tensor.of(Host, (2,), "int32")
+        good = dict(self.good, records=records, token_counts=counts, tokens=4)
+        self.assertEqual(plan.step(self.weights, **good).grid[1], 2)
+        for change, text in [
+            (dict(records=None), "records has address 0"),
+            (dict(records=changed(records, dtype="bfloat16")), "records has dtype bfloat16, expected float32"),
+            (dict(records=changed(records, shape=(10, 3, 3, 128), strides=(1152, 384, 128, 1))), r"records has shape .*, expected \[slots, records, 1, 3, 128\]"),
+            (dict(records=changed(records, shape=(9, 3, 1, 3, 128))), "records has 9 slots, state has 10"),
+            (dict(records=changed(records, shape=(10, 2, 1, 3, 128))), "records has 2 records a slot, 3 needed"),
+            (dict(records=changed(records, strides=(1152, 384, 384, 1, 3))), "records is not contiguous"),
+            (dict(token_counts=None), "token_counts has address 0"),
+            (dict(token_counts=changed(counts, shape=(1,))), "token_counts holds 1 elements, 2 needed"),
+            (dict(token_counts=changed(counts, dtype="int64")), "token_counts has dtype int64"),
+        ]:
+            with self.subTest(text, change=list(change)), self.assertRaisesRegex(ValueError, text):
+                plan.step(self.weights, **{**good, **change})
+        for name, given in [("records", records), ("token_counts", counts)]:
+            with self.assertRaisesRegex(ValueError, f"{name} was given, but"):
+                self.launch(**{name: given})
+
     def test_more_requests_than_prepared(self):
         plan = Plan("sm_90a", self.fixture.config(), [Policy(4, 1)])
         with self.assertRaisesRegex(ValueError, "verify 4 kernels are prepared up to 1 requests, 2 asked"):

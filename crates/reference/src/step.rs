@@ -232,7 +232,8 @@ fn head_step(
         let u = beta * (v[value] - recalled);
         record[2 * HEAD_DIM + value] = u;
         for key in 0..HEAD_DIM {
-            line[key] += u * k[key];
+            // One rounding, as when a record is repeated.
+            line[key] = u.mul_add(k[key], line[key]);
             o[value] += line[key] * q[key];
         }
     }

@@ -209,6 +209,7 @@ class PreparedKda:
         slots: Any,
         accepted: Any = None,
         token_counts: Any = None,
+        tokens: Optional[int] = None,
     ) -> Any:
         """Launches one step on torch's current stream and returns ``out``.
 
@@ -216,7 +217,8 @@ class PreparedKda:
         [at least rows, dim]. ``slots``: i32 [at least rows], for verify steps [at least requests,
         tokens], any row stride. ``accepted``: i32 [at least requests], for verify steps.
         ``token_counts``: i32 [at least requests], for ragged ones: rows that each request brings.
-        The pools and ``out`` are written."""
+        ``tokens``: of a verify step; ``None``: the columns of ``slots``. The pools and ``out`` are
+        written."""
         conv, state = caches[:2]
         with_records = accepted is not None and self._rollback == "records"
         records = caches[2] if with_records else None
@@ -224,10 +226,21 @@ class PreparedKda:
             slots = slots.contiguous()
         if _is_compiling():
             _step_op(
-                self._handle, projected, out, conv, state, slots, accepted, token_counts, records
+                self._handle,
+                projected,
+                out,
+                conv,
+                state,
+                slots,
+                accepted,
+                token_counts,
+                records,
+                tokens,
             )
         else:
-            self._launch(projected, out, conv, state, slots, accepted, token_counts, records)
+            self._launch(
+                projected, out, conv, state, slots, accepted, token_counts, records, tokens
+            )
         return out
 
     def _launch(
@@ -240,11 +253,8 @@ class PreparedKda:
         accepted: Any,
         token_counts: Any,
         records: Any,
+        tokens: Optional[int],
     ) -> None:
-        tokens = None
-        if records is not None:
-            # The slot table has one column that counts, whatever the step's tokens.
-            tokens = projected.shape[0] // slots.shape[0]
         self.kda.run(
             self._operands,
             stream=_current_stream(self.device),

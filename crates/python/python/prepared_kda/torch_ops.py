@@ -22,6 +22,7 @@ def step(
     accepted: Optional[torch.Tensor],
     token_counts: Optional[torch.Tensor],
     records: Optional[torch.Tensor],
+    tokens: Optional[int],
 ) -> None:
     """One step of the layer with this handle; its weights are no arguments, for their addresses
     are read at the launch. Shapes and dtypes as in ``PreparedKda.run``."""
@@ -29,7 +30,7 @@ def step(
     if found is None:
         raise RuntimeError(f"layer {layer} is no longer alive")
     found._launch(
-        projected, out, conv_cache, state, slots, accepted, token_counts, records
+        projected, out, conv_cache, state, slots, accepted, token_counts, records, tokens
     )
 
 
@@ -44,6 +45,7 @@ def _(
     accepted: Optional[torch.Tensor],
     token_counts: Optional[torch.Tensor],
     records: Optional[torch.Tensor],
+    tokens: Optional[int],
 ) -> None:
     """Makes no tensor."""
 
