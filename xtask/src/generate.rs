@@ -9,7 +9,7 @@ use clap::Args;
 use kda_codegen::operands::{GEOMETRY, PARAMETERS, Parameter};
 use kda_codegen::{
     Arch, CompiledKernel, ConvLayout, EarlyReads, GateInput, GateKind, KernelSpec, Mode, NullRule,
-    StateDtype, source,
+    Rollback, StateDtype, source,
 };
 use kda_runtime::{
     Config, Kernel, KernelBundle, Kernels, Policies, StepKind, Target, encode_bundle,
@@ -53,6 +53,12 @@ pub struct Options {
     /// Element type of the state pool
     #[arg(long, default_value = "f32")]
     state_dtype: StateDtype,
+    /// What verify steps keep
+    #[arg(long, default_value = "checkpoints")]
+    rollback: Rollback,
+    /// Verify steps take a number of tokens for each request
+    #[arg(long)]
+    ragged: bool,
     /// What may be read before the kernel ahead has finished
     #[arg(long, default_value = "weights")]
     early_reads: EarlyReads,
@@ -97,6 +103,7 @@ impl Options {
                     let mut spec = KernelSpec::new(arch, heads);
                     if verify {
                         spec = spec.with_verify(tokens);
+                        (spec.ragged, spec.rollback) = (self.ragged, self.rollback);
                     }
                     spec.conv_bias = self.conv_bias;
                     spec.conv_layout = self.conv_layout;
@@ -117,6 +124,7 @@ impl Options {
                             let config = Config {
                                 early_reads: self.early_reads,
                                 gate_input: self.gate_input,
+                                rollback: self.rollback,
                                 ..Config::kimi_k3(heads)
                             };
                             let policies = Policies::for_device(target, &config, &[kind]);
@@ -289,6 +297,8 @@ pub fn manifest(kernel: &CompiledKernel) -> Value {
         "heads": spec.heads,
         "tokens": spec.tokens,
         "verify": spec.verify,
+        "ragged": spec.ragged,
+        "rollback": spec.rollback.to_string(),
         "conv_bias": spec.conv_bias,
         "conv_layout": spec.conv_layout.to_string(),
         "gate": spec.gate.to_string(),

@@ -120,6 +120,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             columns: 1,
         },
         accepted: None,
+        token_counts: None,
+        records: None,
         out: rows::<bf16>(&out)?,
     };
 

@@ -222,6 +222,8 @@ impl Engine {
                 columns: if kind == StepKind::Decode { 1 } else { COLUMNS },
             },
             accepted: (kind != StepKind::Decode).then(|| view(&self.accepted, stream)),
+            token_counts: None,
+            records: None,
             out: Rows {
                 buffer: part(view(&self.out, stream), layer * ROWS * dim, ROWS * dim, 2),
                 stride: dim as i64,
