@@ -867,7 +867,7 @@ static MUTATIONS: &[Mutation] = &[
         STEP,
         cluster,
         "    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);",
-        "    store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line, own.window_start, head, rank, geometry);\n    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);",
+        "    store_line(conv_inputs, qkv + first_row * geometry.qkv_pitch, geometry.qkv_pitch, line, own.window_start, own.tokens, head, rank, geometry);\n    if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);",
     ),
     // Cluster primitives.
     change(
