@@ -17,6 +17,9 @@ use crate::data::MATRIX;
 pub const GUARD: usize = 256;
 /// Quiet NaN that fills bf16 operands.
 pub const POISON_BF16: u16 = 0x7fd5;
+/// Quiet NaN in rows of `projected` that a ragged request does not bring: unlike the others, so that a
+/// copy into the convolution cache shows.
+pub const ROW_POISON_BF16: u16 = 0x7fe1;
 /// Quiet NaN that fills f32 operands.
 pub const POISON_F32: u32 = 0x7fd5_5aa5;
 
@@ -244,6 +247,10 @@ impl Buffers {
                     let poison = [bf16::from_bits(POISON_BF16); kda_reference::HEAD_DIM];
                     buffers.projected.put_bf16(f_a, &poison);
                 }
+            }
+            let unused = vec![bf16::from_bits(ROW_POISON_BF16); shape.used_columns()];
+            for row in first_row + case.tokens_of(request)..first_row + shape.tokens {
+                buffers.projected.put_bf16(row * shape.pitch, &unused);
             }
             let taps = CONV_WIDTH - 1;
             for (channel, window) in data.window(shape, request).chunks_exact(taps).enumerate() {
