@@ -9,7 +9,7 @@ use kda_codegen::schedule::MAX_REQUESTS;
 use kda_codegen::{Arch, EarlyReads, GateInput, KernelSpec, Mode};
 use kda_runtime::{
     Config, Error, Measurement, Plan, Policies, Policy, PolicyDefect, PolicyEntry, PolicyFile,
-    StepKind, Target,
+    Rollback, StepKind, Target,
 };
 use kda_tests::{placed, property_config, scratch};
 use proptest::collection::vec;
@@ -197,6 +197,38 @@ fn another_device_or_share_of_heads_follows_the_rule() {
         of(Target::named(other, H200), 3),
         of(Target::from(other), 3)
     );
+}
+
+/// As `docs/models.md` says: a file's times are those of checkpoints.
+#[test]
+fn steps_with_records_have_a_rule_of_their_own() {
+    let h200 = Target::named(Arch::Sm90a, H200);
+    for tokens in [2, 4, 8] {
+        let verify = StepKind::Verify(tokens);
+        let checkpoints = config(12, EarlyReads::Weights);
+        let records = Config {
+            rollback: Rollback::Records,
+            ..checkpoints
+        };
+        let policies = Policies::for_device(h200, &records, &[verify]);
+        for (requests, mode) in [
+            (1, "split8-128x8-cluster-hints"),
+            (2, "split2-256x8-cluster-hints"),
+            (8, "split2-256x8-cluster-hints"),
+            (9, "split1-256x32-block"),
+            (256, "split1-256x32-block"),
+        ] {
+            let serving = policies.serving(verify, requests).unwrap();
+            assert_eq!(
+                serving.mode.to_string(),
+                mode,
+                "{tokens} tokens, {requests}"
+            );
+        }
+        // Decode steps know no records.
+        let decode = |config| Policies::for_device(h200, config, &[StepKind::Decode]);
+        assert_eq!(decode(&records), decode(&checkpoints));
+    }
 }
 
 /// What a policy may choose is compiled and emulated by `cargo xtask test`.

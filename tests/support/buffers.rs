@@ -316,7 +316,7 @@ impl Buffers {
     }
 
     /// The matrices of `slot` after repeating its first `count` records on them, each step:
-    /// `count + 1` times `[heads, 128, 128]`.
+    /// `count + 1` times `[heads, 128, 128]`; in a shape without records the matrices alone.
     pub fn repeated(&self, shape: &Shape, slot: usize, count: usize) -> Vec<Vec<f32>> {
         let mut states = vec![self.states(shape, slot)];
         let (Some(region), Some(records)) = (&self.records, &shape.records) else {

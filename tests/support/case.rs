@@ -391,9 +391,9 @@ impl Case {
         rng.shuffle(&mut slots);
         case.slots = slots;
         case.accepted = Some(vec![1; case.shape.requests]);
-        let data = Data::random(&case.shape, self.bias(), false, self.regime, rng);
+        let count = case.shape.requests * case.shape.records.map_or(0, |r| r.slot_stride);
         case.data = Arc::new(Data {
-            records: data.records,
+            records: vec![f32::NAN; count],
             ..(*self.data).clone()
         });
         case

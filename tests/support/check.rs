@@ -415,10 +415,7 @@ impl Case {
                 cache.extend_from_slice(window);
                 cache.resize(cache.len() + shape.tokens - 1, bf16::NAN);
             }
-            let states = match shape.records {
-                Some(_) => before.repeated(shape, source, offset).pop(),
-                None => Some(before.states(shape, source)),
-            };
+            let states = before.repeated(shape, source, offset).pop();
             state.extend(states.expect("at least one"));
             counts.push(checkpoints.len() as i32);
             live.push(request);

@@ -367,17 +367,11 @@ fn pools(config: &Config, named: &Named<'_, '_>) -> Outcome<Pools> {
     let (state, state_view) = state_pool(&named.required("state")?, "state")?;
     writable(&state_view, "state")?;
     let pool_slots = state_view.shape()[0];
-    let same_slots = |name: &str, view: &View| match view.shape()[0] {
-        found if found == pool_slots => Ok(()),
-        found => Err(value(format!(
-            "{name} has {found} slots, state has {pool_slots}"
-        ))),
-    };
     let state_source = named
         .optional("state_source")?
         .map(|object| -> Outcome<StatePool> {
             let (source, view) = state_pool(&object, "state_source")?;
-            same_slots("state_source", &view)?;
+            same_slots("state_source", &view, pool_slots)?;
             Ok(pool_of(source))
         })
         .transpose()?;
@@ -399,7 +393,7 @@ fn pools(config: &Config, named: &Named<'_, '_>) -> Outcome<Pools> {
         },
     )?;
     writable(&conv_view, "conv_cache")?;
-    same_slots("conv_cache", &conv_view)?;
+    same_slots("conv_cache", &conv_view, pool_slots)?;
     Ok(Pools {
         conv_cache: ConvCache {
             buffer: conv.buffer,
@@ -410,6 +404,15 @@ fn pools(config: &Config, named: &Named<'_, '_>) -> Outcome<Pools> {
         state_source,
         slots: pool_slots,
     })
+}
+
+fn same_slots(name: &str, view: &View, slots: usize) -> Outcome<()> {
+    match view.shape()[0] {
+        found if found == slots => Ok(()),
+        found => Err(value(format!(
+            "{name} has {found} slots, state has {slots}"
+        ))),
+    }
 }
 
 /// The record pool of a step.
@@ -427,12 +430,7 @@ fn record_pool(
         &format!("[slots, records, {heads}, 3, {HEAD_DIM}]"),
     )?;
     writable(&view, "records")?;
-    if view.shape()[0] != slots {
-        let found = view.shape()[0];
-        return Err(value(format!(
-            "records has {found} slots, state has {slots}"
-        )));
-    }
+    same_slots("records", &view, slots)?;
     Ok(RecordPool {
         buffer: pool.buffer,
         slot_stride: pool.stride,

@@ -211,12 +211,7 @@ impl Shape {
         };
         let row = &metadata.slots[request * self.slots_stride..][..columns];
         let tokens = self.tokens_of(metadata.token_counts, request);
-        if tokens == 0
-            && metadata
-                .token_counts
-                .is_some_and(|counts| counts[request] == 0)
-            || self.null_rule.is_null(row[0])
-        {
+        if tokens == 0 || self.null_rule.is_null(row[0]) {
             return Plan::Null;
         }
         if let Some(kind) = self.fault(row, metadata, request) {
@@ -244,13 +239,11 @@ impl Shape {
     /// `accepted` out of range, a null source, a source beyond the pool.
     fn fault(&self, row: &[i32], metadata: &Metadata<'_>, request: usize) -> Option<FaultKind> {
         let beyond = |slot: i32| slot >= 0 && slot as usize >= self.pool_slots;
-        let tokens = match metadata.token_counts {
-            None => self.tokens,
-            Some(counts) => match usize::try_from(counts[request]) {
-                Ok(count) if count <= self.tokens => count,
-                _ => return Some(FaultKind::TokensOutOfRange),
-            },
-        };
+        let tokens = self.tokens_of(metadata.token_counts, request);
+        let count = metadata.token_counts.map(|counts| counts[request]);
+        if count.is_some_and(|count| usize::try_from(count) != Ok(tokens)) {
+            return Some(FaultKind::TokensOutOfRange);
+        }
         let own = if self.records.is_some() { 1 } else { tokens };
         if row[..own].iter().any(|&slot| beyond(slot)) {
             return Some(FaultKind::SlotOutOfRange);
