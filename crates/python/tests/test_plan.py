@@ -155,7 +155,7 @@ class Kernels(unittest.TestCase):
             plan.kernels(bundle="/nonexistent/kda.bundle")
 
     def test_other_threads_run_while_kernels_compile(self):
-        counts = (0, 1, 2, 4, 8, 16)  # one of them alone takes a tenth of a second
+        counts = (0, 1, 2, 4, 8, 16)
         plan = Plan("sm_90a", Config.kimi_k3(5), [Policy(count, 1) for count in counts])
         plan.kernels(cache_folder="off")  # libnvrtc is loaded
         ticks, stop = [], threading.Event()
@@ -172,9 +172,10 @@ class Kernels(unittest.TestCase):
         ended = time.monotonic()
         stop.set()
         thread.join()
-        self.assertGreater(ended - started, 0.1)
-        meanwhile = [t for t in ticks if started + 0.02 < t < ended - 0.02]
-        self.assertGreater(len(meanwhile), 5)
+        third = (ended - started) / 3
+        # The middle third, far from both ends: a thread that must wait has no tick there.
+        self.assertGreater(third, 0.01)
+        self.assertGreater(len([t for t in ticks if started + third < t < ended - third]), 0)
 
     def test_the_library_s_records_reach_logging(self):
         plan = Plan("sm_90a", Config.kimi_k3(2), [Policy(0, 1)])
