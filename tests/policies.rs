@@ -48,6 +48,10 @@ fn measurements(file: &str) -> Vec<Measurement> {
                 tokens => StepKind::Verify(tokens),
             },
             early_reads,
+            rollback: match line.get("records") {
+                Some(Value::Bool(true)) => Rollback::Records,
+                _ => Rollback::Checkpoints,
+            },
             requests: number(&line["requests"]),
             pitch: None,
             mode,
@@ -61,17 +65,25 @@ fn measurements(file: &str) -> Vec<Measurement> {
 /// The best of what was measured on the H200; the later file counts. Where the rule's mode was not
 /// timed, nothing is known to be better.
 fn measured() -> PolicyFile {
-    let files = ["bench.jsonl", "bench-unchanged.jsonl"];
+    let files = [
+        "bench.jsonl",
+        "bench-unchanged.jsonl",
+        "bench-heads.jsonl",
+        "bench-records.jsonl",
+    ];
     let mut all: Vec<_> = files
         .iter()
         .flat_map(|file| measurements(&format!("2026-12-02-h200/{file}")))
         .collect();
-    let size = |m: &Measurement| (m.heads, m.kind, m.early_reads, m.requests);
+    let size = |m: &Measurement| (m.heads, m.kind, m.early_reads, m.rollback, m.requests);
     let ranked: HashSet<_> = all
         .iter()
         .filter(|m| {
-            let rule =
-                Policies::for_device(Arch::Sm90a, &config(m.heads, m.early_reads), &[m.kind]);
+            let config = Config {
+                rollback: m.rollback,
+                ..config(m.heads, m.early_reads)
+            };
+            let rule = Policies::for_device(Arch::Sm90a, &config, &[m.kind]);
             rule.serving(m.kind, m.requests)
                 .is_some_and(|policy| policy.mode == m.mode)
         })
@@ -102,6 +114,14 @@ fn config(heads: usize, early_reads: EarlyReads) -> Config {
     Config {
         early_reads,
         ..Config::kimi_k3(heads)
+    }
+}
+
+/// Settings that an entry holds for.
+fn config_of(entry: &PolicyEntry) -> Config {
+    Config {
+        rollback: entry.rollback,
+        ..config(entry.heads, entry.early_reads)
     }
 }
 
@@ -145,13 +165,12 @@ fn a_measured_size_runs_in_its_mode_and_every_size_in_one() {
         let target = Target::named(file.arch(), file.device());
         for entry in file.entries() {
             let kinds = [entry.kind];
-            let of = |target: Target<'_>| {
-                Policies::for_device(target, &config(entry.heads, entry.early_reads), &kinds)
-            };
+            let config = config_of(entry);
+            let of = |target: Target<'_>| Policies::for_device(target, &config, &kinds);
             let policies = of(target);
             for requests in [entry.min_requests, entry.max_requests] {
                 assert_eq!(serving(&policies, requests), entry.mode, "{entry:?}");
-                let found = file.entry(entry.heads, entry.kind, entry.early_reads, requests);
+                let found = file.entry(&config, entry.kind, requests);
                 assert_eq!(found, Some(entry));
             }
             // Ascending, and up to the largest batch.
@@ -165,7 +184,7 @@ fn a_measured_size_runs_in_its_mode_and_every_size_in_one() {
             // Where nobody measured, the rule.
             let rule = of(Target::from(file.arch()));
             for requests in (1..300).chain([5000, MAX_REQUESTS]) {
-                let own = file.entry(entry.heads, entry.kind, entry.early_reads, requests);
+                let own = file.entry(&config, entry.kind, requests);
                 let expected = own.map_or(serving(&rule, requests), |entry| entry.mode);
                 assert_eq!(serving(&policies, requests), expected, "{requests}");
             }
@@ -199,7 +218,7 @@ fn another_device_or_share_of_heads_follows_the_rule() {
     );
 }
 
-/// As `docs/models.md` says: a file's times are those of checkpoints.
+/// As `docs/models.md` says.
 #[test]
 fn steps_with_records_have_a_rule_of_their_own() {
     let h200 = Target::named(Arch::Sm90a, H200);
@@ -306,12 +325,17 @@ fn kind() -> impl Strategy<Value = StepKind> {
 
 /// Any legal entry of an architecture.
 fn entry(arch: Arch) -> impl Strategy<Value = PolicyEntry> {
-    let step = (1..=128usize, kind(), select(EarlyReads::ALL));
+    let step = (
+        1..=128usize,
+        kind(),
+        select(EarlyReads::ALL),
+        select(Rollback::ALL),
+    );
     let requests = prop_oneof![3 => 1..40usize, 1 => 1..=MAX_REQUESTS];
     let time = prop_oneof![1e-3..1e3f64, 1e-300..1e9f64];
     let slack = proptest::option::of(0..100usize);
     (step, requests, any::<prop::sample::Index>(), slack, time).prop_map(
-        move |((heads, kind, early_reads), max_requests, mode, slack, microseconds)| {
+        move |((heads, kind, early_reads, rollback), max_requests, mode, slack, microseconds)| {
             let early_reads = match arch.has_clusters() {
                 true => early_reads,
                 false => EarlyReads::Weights,
@@ -323,6 +347,10 @@ fn entry(arch: Arch) -> impl Strategy<Value = PolicyEntry> {
                 heads,
                 kind,
                 early_reads,
+                rollback: match kind {
+                    StepKind::Decode => Rollback::Checkpoints,
+                    StepKind::Verify(_) => rollback,
+                },
                 min_requests: max_requests.saturating_sub(slack.unwrap_or(0)).max(1),
                 max_requests,
                 pitch: slack.map(|slack| heads * 513 + 128 + slack),
@@ -335,9 +363,8 @@ fn entry(arch: Arch) -> impl Strategy<Value = PolicyEntry> {
 
 /// Whether two entries serve the same step.
 fn clash(a: &PolicyEntry, b: &PolicyEntry) -> bool {
-    (a.heads, a.kind, a.early_reads) == (b.heads, b.kind, b.early_reads)
-        && a.min_requests <= b.max_requests
-        && b.min_requests <= a.max_requests
+    let step = |entry: &PolicyEntry| (entry.heads, entry.kind, entry.early_reads, entry.rollback);
+    step(a) == step(b) && a.min_requests <= b.max_requests && b.min_requests <= a.max_requests
 }
 
 proptest! {
@@ -356,6 +383,7 @@ proptest! {
             for entry in &mut entries {
                 (entry.heads, entry.kind) = (first.heads, first.kind);
                 (entry.early_reads, entry.mode) = (first.early_reads, first.mode);
+                entry.rollback = first.rollback;
                 entry.pitch = None;
             }
         }
@@ -386,8 +414,9 @@ proptest! {
         // Whatever it holds, a plan takes its policies.
         for entry in file.entries() {
             for &gate_input in GateInput::ALL {
-                let config = Config { gate_input, ..config(entry.heads, entry.early_reads) };
-                let policies = Policies::from_file(&file, &config, &[entry.kind]);
+                let config = Config { gate_input, ..config_of(entry) };
+                let kinds = [entry.kind];
+                let policies = Policies::from_file(&file, arch, &config, &kinds).unwrap();
                 prop_assert!(Plan::new(arch, &config, &policies).is_ok());
                 let serves = serving(&policies, entry.max_requests);
                 prop_assert_eq!(serves, entry.mode.with_gate_input(gate_input));
@@ -411,7 +440,7 @@ fn a_file_says_what_is_wrong_with_it() {
                  max_requests = 9, mode = \"split1-256x8-block\", microseconds = 9 }";
     let twice = format!("]\nentries = [{entry}]");
     let more = |min: &str| format!("{}, {entry}]", min);
-    let cases: [(&str, &str, &str); 33] = [
+    let cases: [(&str, &str, &str); 36] = [
         ("device = \"GPU\"\n", "", "device is missing"),
         ("\"GPU\"", "7", "device is 7, allowed: a text"),
         (
@@ -491,6 +520,21 @@ fn a_file_says_what_is_wrong_with_it() {
             "entry 1: early_reads is \"all\", allowed: weights, caches",
         ),
         (
+            "max_req",
+            "rollback = \"replay\", max_req",
+            "entry 1: rollback is \"replay\", allowed: checkpoints, records",
+        ),
+        (
+            "max_req",
+            "rollback = 1, max_req",
+            "entry 1: rollback is 1, allowed: checkpoints, records",
+        ),
+        (
+            "max_req",
+            "rollback = \"records\", max_req",
+            "entry 1: rollback is \"records\", allowed: checkpoints in decode steps",
+        ),
+        (
             "max_requests = 8",
             "max_requests = 0",
             "entry 1: max_requests is 0, allowed: 1..=65535",
@@ -553,8 +597,8 @@ fn a_file_says_what_is_wrong_with_it() {
         (
             "microseconds",
             "time",
-            "entry 1: \"time\" is unknown, allowed: heads, kind, tokens, early_reads, min_requests, \
-             max_requests, pitch, mode, microseconds",
+            "entry 1: \"time\" is unknown, allowed: heads, kind, tokens, early_reads, rollback, \
+             min_requests, max_requests, pitch, mode, microseconds",
         ),
         ("]\n", &twice, "line 7, column 1: duplicate key"),
         (
@@ -659,6 +703,7 @@ fn the_fastest_counts_unless_the_rule_is_as_fast() {
         heads: 12,
         kind: StepKind::Decode,
         early_reads: EarlyReads::Weights,
+        rollback: Rollback::Checkpoints,
         requests,
         pitch: None,
         mode: mode.parse().unwrap(),

@@ -454,10 +454,11 @@ fn usable(file: &PolicyFile) {
     for entry in file.entries() {
         let config = Config {
             early_reads: entry.early_reads,
+            rollback: entry.rollback,
             ..Config::kimi_k3(entry.heads)
         };
         let kinds = [entry.kind];
-        let policies = Policies::from_file(file, &config, &kinds);
+        let policies = Policies::from_file(file, file.arch(), &config, &kinds).unwrap();
         let plan = Plan::new(file.arch(), &config, &policies).unwrap();
         assert!(plan.policies().count() >= 1);
         assert!(entry.microseconds.is_finite() && entry.microseconds > 0.0);

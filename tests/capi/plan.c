@@ -200,7 +200,7 @@ int main(int argc, char **argv) {
     kda_plan_destroy(plan);
     plan = NULL;
     EXPECT(kda_plan_create("sm_100a", &config, &measured, 1, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
-    EXPECT(strcmp(kda_last_error(), "the policy file is for sm_90a, kernels are for sm_100a") == 0);
+    EXPECT(strcmp(kda_last_error(), "the policy file of GPU is for sm_90a, kernels are for sm_100a") == 0);
     sources.policy_path = argv[3];
     EXPECT(kda_plan_create("sm_90a", &config, &measured, 1, &sources, &plan) == KDA_STATUS_ILLEGAL_SETTING);
     EXPECT(strcmp(kda_last_error(), "policy_text was given beside policy_path") == 0);

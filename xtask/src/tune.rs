@@ -71,6 +71,7 @@ impl Ranking {
             heads: self.size.heads,
             kind: self.size.kind(),
             early_reads: self.early_reads,
+            rollback: self.size.rollback(),
             requests: self.size.requests,
             pitch: None,
             mode,
@@ -84,7 +85,7 @@ impl Ranking {
             heads,
             tokens,
             requests,
-            records: _,
+            ..
         } = self.size;
         let (best, times) = &self.times[0];
         let second = self
@@ -101,10 +102,11 @@ impl Ranking {
             _ => "-".into(),
         };
         format!(
-            "{heads:5} {tokens:6} {requests:5} {:>7}  {:8.3}  {:<28}  {second:<36}  {default}",
+            "{heads:5} {tokens:6} {requests:5} {:>7}  {:8.3}  {:<28}  {second:<36}  {default}{}",
             self.early_reads.to_string(),
             times.median,
             best.to_string(),
+            self.size.variant(),
         )
     }
 }
@@ -119,6 +121,10 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     if let Some(path) = options.policies.as_deref().filter(|path| path.exists()) {
         return Err(format!("{} exists; tune overwrites no policy file", path.display()).into());
     }
+    let other = |size: &Size| size.projected_gate || size.bf16_state;
+    if options.policies.is_some() && options.sizes.all().iter().any(other) {
+        return Err("a policy file holds times of low-rank gates and f32 states".into());
+    }
     let bench = Bench::open(options.layers, options.replays)?;
     println!(
         "heads tokens batch   early        us  {:<28}  {:<36}  default",
@@ -132,6 +138,8 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             let kind = size.kind();
             let config = Config {
                 early_reads,
+                rollback: size.rollback(),
+                gate_input: size.gate_input(),
                 ..Config::kimi_k3(size.heads)
             };
             let default = Policies::for_device(bench.device(), &config, &[kind])
@@ -165,6 +173,9 @@ fn legal(bench: &Bench, size: Size, early_reads: EarlyReads) -> Vec<Mode> {
     if size.tokens > 1 {
         spec = spec.with_verify(size.tokens);
     }
+    spec.rollback = size.rollback();
+    spec.gate_input = size.gate_input();
+    spec.state_dtype = size.state_dtype();
     spec.legal_modes()
 }
 
@@ -195,9 +206,17 @@ mod tests {
         let file = folder.path().join("device.toml");
         fs::write(&file, "mine").unwrap();
         let text = file.to_str().unwrap();
-        let line = Line::parse_from(["tune", "--policies", text]);
-        let said = run(&line.options).unwrap_err().to_string();
-        assert!(said.contains("overwrites no policy file"), "{said}");
+        let said = |arguments: &[&str]| {
+            let line = Line::parse_from([&["tune", "--policies"], arguments].concat());
+            run(&line.options).unwrap_err().to_string()
+        };
+        assert!(said(&[text]).contains("overwrites no policy file"));
+        // Nor is one written of other steps than it serves.
+        let new = folder.path().join("new.toml");
+        for other in [["--state", "bf16"], ["--gate-input", "projected"]] {
+            let said = said(&[new.to_str().unwrap(), other[0], other[1]]);
+            assert_eq!(said, "a policy file holds times of low-rank gates and f32 states");
+        }
         assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
     }
 
@@ -206,7 +225,7 @@ mod tests {
             heads: 12,
             tokens: 1,
             requests: 8,
-            records: false,
+            ..Size::default()
         };
         let times = [("split1-256x8-block", 6.0), ("split8-128x8-cluster", 5.0)];
         let times = times.map(|(mode, median)| {

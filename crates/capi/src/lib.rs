@@ -401,7 +401,8 @@ impl From<Error> for Failure {
             )
             | Error::IllegalSetting { .. }
             | Error::PolicyFileUnreadable { .. }
-            | Error::PolicyFileIllegal { .. } => KdaStatus::IllegalSetting,
+            | Error::PolicyFileIllegal { .. }
+            | Error::PolicyFileArch { .. } => KdaStatus::IllegalSetting,
             Error::Codegen(_) | Error::KernelMissing { .. } | Error::NvrtcVersion { .. } => {
                 KdaStatus::NoKernel
             }
@@ -577,12 +578,9 @@ unsafe fn policy_file_of(
         (None, Some(text)) => text.parse()?,
         (Some(_), Some(_)) => return illegal("policy_text was given beside policy_path".into()),
     };
-    match file.arch() {
-        found if found == arch => Ok(Some(file)),
-        found => illegal(format!(
-            "the policy file is for {found}, kernels are for {arch}"
-        )),
-    }
+    // Also where every policy names its mode and the file serves none.
+    file.require_arch(arch)?;
+    Ok(Some(file))
 }
 
 /// # Safety
@@ -599,12 +597,12 @@ unsafe fn policies_of(
     // SAFETY: the caller's promise.
     let file = unsafe { policy_file_of(sources, target.arch()) }?;
     let measured = |kind| match &file {
-        Some(file) => Policies::from_file(file, config, &[kind]),
-        None => Policies::for_device(target, config, &[kind]),
+        Some(file) => Policies::from_file(file, target, config, &[kind]),
+        None => Ok(Policies::for_device(target, config, &[kind])),
     };
     if policies.is_null() {
         return if count == 0 {
-            Ok(measured(StepKind::Decode))
+            Ok(measured(StepKind::Decode)?)
         } else {
             Err(null("policies"))
         };
@@ -623,7 +621,7 @@ unsafe fn policies_of(
                     mode,
                 });
             }
-            None => all.0.extend(measured(kind).0),
+            None => all.0.extend(measured(kind)?.0),
         }
     }
     Ok(all)

@@ -87,26 +87,24 @@ pub(crate) fn policies_of(
     fields: &[PolicyFields],
     file: Option<&PolicyFile>,
 ) -> Outcome<Policies> {
-    if let Some(found) = file.map(PolicyFile::arch).filter(|&a| a != target.arch()) {
-        return Err(value(format!(
-            "the policy file is for {found}, kernels are for {}",
-            target.arch()
-        )));
+    // Also where every policy names its mode and the file serves none.
+    if let Some(file) = file {
+        file.require_arch(target.arch())?;
     }
     let mut all = Policies::default();
     for field in fields {
         let kind = kind_of(field.verify_tokens);
         let measured = || match file {
-            Some(file) => Policies::from_file(file, config, &[kind]),
-            None => Policies::for_device(target, config, &[kind]),
+            Some(file) => Policies::from_file(file, target, config, &[kind]),
+            None => Ok(Policies::for_device(target, config, &[kind])),
         };
         let (mode, most) = match (&field.mode, field.max_requests) {
             (Some(mode), most) => (mode.parse()?, most),
             (None, None) => {
-                all.0.extend(measured().0);
+                all.0.extend(measured()?.0);
                 continue;
             }
-            (None, Some(most)) => (mode_for(&measured(), most)?, Some(most)),
+            (None, Some(most)) => (mode_for(&measured()?, most)?, Some(most)),
         };
         match most {
             None => all.0.extend(Policies::single(&[kind], mode).0),

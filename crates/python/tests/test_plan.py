@@ -100,7 +100,7 @@ class Settings(unittest.TestCase):
             (
                 (form % ("sm_80", "split1-256x8-block")).encode(),
                 ValueError,
-                "the policy file is for sm_80, kernels are for sm_90a",
+                "the policy file of GPU is for sm_80, kernels are for sm_90a",
             ),
             (7, TypeError, ""),
         ]:

@@ -92,6 +92,14 @@ impl Config {
         Ok(())
     }
 
+    /// What a step of `kind` keeps: a decode step knows no records.
+    pub(crate) fn rollback_of(&self, kind: StepKind) -> Rollback {
+        match kind {
+            StepKind::Decode => Rollback::Checkpoints,
+            StepKind::Verify(_) => self.rollback,
+        }
+    }
+
     pub(crate) fn spec(&self, arch: Arch, kind: StepKind, mode: Mode) -> KernelSpec {
         KernelSpec {
             role: Role::Step,
@@ -100,10 +108,7 @@ impl Config {
             tokens: kind.tokens(),
             verify: kind.is_verify(),
             ragged: self.ragged && kind.is_verify(),
-            rollback: match kind {
-                StepKind::Decode => Rollback::Checkpoints,
-                StepKind::Verify(_) => self.rollback,
-            },
+            rollback: self.rollback_of(kind),
             conv_bias: self.conv_bias,
             conv_layout: self.conv_layout,
             gate: match self.gate {
@@ -225,17 +230,9 @@ impl Policies {
     ) -> Policies {
         let target = target.into();
         if let Some(file) = target.file() {
-            return Policies::from_file(file, config, kinds);
+            return Policies::measured(file, config, kinds);
         }
-        let rules = kinds.iter().map(|&kind| {
-            rule(
-                target.arch,
-                config.heads,
-                config.early_reads,
-                kind,
-                config.rollback,
-            )
-        });
+        let rules = kinds.iter().map(|&kind| rule(target.arch, config, kind));
         Policies(rules.collect::<Vec<_>>().concat()).with_gate_input(config.gate_input)
     }
 
@@ -247,15 +244,29 @@ impl Policies {
         self
     }
 
-    /// What a policy file says of these heads and early reads, and the rule of
-    /// [`Policies::for_device`] for its architecture where it says nothing: for other heads or kinds,
-    /// for verify steps with records, between two measured batch sizes that are far apart, and above
-    /// the largest.
-    pub fn from_file(file: &PolicyFile, config: &Config, kinds: &[StepKind]) -> Policies {
-        let (heads, early_reads) = (config.heads, config.early_reads);
+    /// What a policy file says of steps with these settings, and the rule of
+    /// [`Policies::for_device`] where it says nothing: for other heads, kinds, early reads or
+    /// rollback, between two measured batch sizes that are far apart, and above the largest.
+    ///
+    /// # Errors
+    ///
+    /// As [`PolicyFile::require_arch`]. That the file's device has another name than the target is no
+    /// error.
+    pub fn from_file<'a>(
+        file: &PolicyFile,
+        target: impl Into<Target<'a>>,
+        config: &Config,
+        kinds: &[StepKind],
+    ) -> Result<Policies, Error> {
+        file.require_arch(target.into().arch)?;
+        Ok(Policies::measured(file, config, kinds))
+    }
+
+    /// [`Policies::from_file`] for the file's own architecture.
+    fn measured(file: &PolicyFile, config: &Config, kinds: &[StepKind]) -> Policies {
         let mut policies = Vec::new();
         for &kind in kinds {
-            let rule = rule(file.arch(), heads, early_reads, kind, config.rollback);
+            let rule = rule(file.arch(), config, kind);
             let mut merged: Vec<Policy> = Vec::new();
             // Up to so many requests; neighbours of one mode are one policy.
             let mut push = |max_requests, mode| match merged.last_mut() {
@@ -268,11 +279,8 @@ impl Policies {
             };
             let mut covered = 0;
             let end = (MAX_REQUESTS + 1, MAX_REQUESTS, None);
-            // The times of a file are those of checkpoints.
-            let records = kind.is_verify() && config.rollback == Rollback::Records;
             let measured = file
-                .of(heads, kind, early_reads)
-                .filter(|_| !records)
+                .of(config, kind)
                 .map(|entry| (entry.min_requests, entry.max_requests, Some(entry.mode)));
             for (least, most, mode) in measured.chain([end]) {
                 for policy in &rule {
@@ -347,14 +355,8 @@ impl From<Arch> for Target<'_> {
 }
 
 /// Modes by the number of (request, head) pairs, fewest first; the last serves every larger batch.
-pub(crate) fn rule(
-    arch: Arch,
-    heads: usize,
-    early_reads: EarlyReads,
-    kind: StepKind,
-    rollback: Rollback,
-) -> Vec<Policy> {
-    let early = early_reads == EarlyReads::Caches;
+pub(crate) fn rule(arch: Arch, config: &Config, kind: StepKind) -> Vec<Policy> {
+    let early = config.early_reads == EarlyReads::Caches;
     let mode = |value_split, threads, row_lanes, slot_hints| Mode {
         value_split,
         threads,
@@ -373,7 +375,7 @@ pub(crate) fn rule(
     const ANY: usize = usize::MAX;
     let decode = [(16, split8), (56, split4), (120, split2), (ANY, hinted)];
     let promised = [(144, split4), (ANY, wide)];
-    let (middle, last) = match (rollback, kind.tokens()) {
+    let (middle, last) = match (config.rollback_of(kind), kind.tokens()) {
         // From 3 tokens on wide spills up to 0.2 KiB, and is 10 to 30% faster than widest nevertheless:
         // with one state to write, arithmetic is what takes the time.
         (Rollback::Records, _) => (split2, wide),
@@ -392,7 +394,7 @@ pub(crate) fn rule(
     let mut policies: Vec<Policy> = Vec::new();
     let mut covered = 0;
     for &(pairs, mode) in rows {
-        let max_requests = (pairs / heads.max(1)).min(MAX_REQUESTS);
+        let max_requests = (pairs / config.heads.max(1)).min(MAX_REQUESTS);
         if max_requests > covered {
             covered = max_requests;
             policies.push(Policy {

@@ -61,6 +61,15 @@ pub enum Error {
         /// What is wrong.
         defect: PolicyDefect,
     },
+    /// A policy file's times are of another architecture than the kernels are for.
+    PolicyFileArch {
+        /// The device that the file names.
+        device: String,
+        /// The file's architecture.
+        found: Arch,
+        /// The kernels' architecture.
+        required: Arch,
+    },
     /// The NVRTC that was found is not the required one.
     NvrtcVersion {
         /// Version found, major and minor.
@@ -232,6 +241,14 @@ impl fmt::Display for Error {
             Error::PolicyFileIllegal { path, defect } => {
                 write!(f, "{} is no policy file: {defect}", path.display())
             }
+            Error::PolicyFileArch {
+                device,
+                found,
+                required,
+            } => write!(
+                f,
+                "the policy file of {device} is for {found}, kernels are for {required}"
+            ),
             Error::BundleDamaged { path, defect } => {
                 write!(f, "{} is no whole bundle: {defect}", path.display())
             }

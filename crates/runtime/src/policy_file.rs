@@ -7,6 +7,7 @@
 //! date = "2026-12-02"
 //! entries = [
 //!     { heads = 12, kind = "decode", tokens = 1, early_reads = "weights", max_requests = 1, mode = "split8-128x8-cluster-hints", microseconds = 2.287 },
+//!     { heads = 12, kind = "verify", tokens = 4, early_reads = "weights", rollback = "records", max_requests = 1, mode = "split8-128x8-cluster-hints", microseconds = 5.487 },
 //! ]
 //! ```
 //!
@@ -36,11 +37,12 @@ const MOST_MICROSECONDS: f64 = 1e9;
 const NOISE: f64 = 0.02;
 
 const HEADER: [&str; 4] = ["device", "arch", "date", "entries"];
-const FIELDS: [&str; 9] = [
+const FIELDS: [&str; 10] = [
     "heads",
     "kind",
     "tokens",
     "early_reads",
+    "rollback",
     "min_requests",
     "max_requests",
     "pitch",
@@ -177,6 +179,8 @@ pub struct PolicyEntry {
     pub kind: StepKind,
     /// What the step may read early.
     pub early_reads: EarlyReads,
+    /// What the step keeps; checkpoints in decode steps. A file leaves checkpoints out.
+    pub rollback: Rollback,
     /// Fewest requests. A file may leave it out for one more than the entry before serves.
     pub min_requests: usize,
     /// Most requests: the number that was measured.
@@ -199,6 +203,8 @@ pub struct Measurement {
     pub kind: StepKind,
     /// What the step may read early.
     pub early_reads: EarlyReads,
+    /// What the step keeps; checkpoints in decode steps. A file leaves checkpoints out.
+    pub rollback: Rollback,
     /// Requests.
     pub requests: usize,
     /// Elements between projected rows; `None`: as tight as they fit.
@@ -212,13 +218,16 @@ pub struct Measurement {
 /// The measured modes of one device; every value is legal, the entries are sorted.
 ///
 /// ```
-/// use kda_runtime::{Config, EarlyReads, Measurement, Policies, PolicyFile, StepKind};
+/// use kda_runtime::{
+///     Arch, Config, EarlyReads, Measurement, Policies, PolicyFile, Rollback, StepKind,
+/// };
 ///
 /// let time = |requests, mode: &str, microseconds| {
 ///     Ok::<_, kda_runtime::Error>(Measurement {
 ///         heads: 12,
 ///         kind: StepKind::Decode,
 ///         early_reads: EarlyReads::Weights,
+///         rollback: Rollback::Checkpoints,
 ///         requests,
 ///         pitch: None,
 ///         mode: mode.parse()?,
@@ -230,12 +239,13 @@ pub struct Measurement {
 ///     time(1, "split2-256x8-cluster-hints", 2.83)?,
 ///     time(2, "split4-128x8-cluster-hints", 2.67)?,
 /// ];
-/// let file = PolicyFile::from_measurements("NVIDIA H200", "sm_90a".parse()?, "2026-12-02", &times)?;
+/// let file = PolicyFile::from_measurements("NVIDIA H200", Arch::Sm90a, "2026-12-02", &times)?;
 /// // Deterministic; reads back as the same file.
 /// let text = file.to_string();
 /// assert_eq!(text.parse::<PolicyFile>()?, file);
 ///
-/// let policies = Policies::from_file(&file, &Config::kimi_k3(12), &[StepKind::Decode]);
+/// let config = Config::kimi_k3(12);
+/// let policies = Policies::from_file(&file, Arch::Sm90a, &config, &[StepKind::Decode])?;
 /// assert_eq!(policies.0[0].mode, times[0].mode);
 /// # Ok::<(), kda_runtime::Error>(())
 /// ```
@@ -267,7 +277,7 @@ impl PolicyFile {
         build(device, arch, date, lines.collect()).map_err(in_memory)
     }
 
-    /// A file of the best mode for each heads, kind, early reads and requests that was measured: the
+    /// A file of the best mode for each step and number of requests that was measured: the
     /// fastest, but the one that [`Policies::for_device`](crate::Policies::for_device) chooses by
     /// the number of (request, head) pairs where the fastest is no more than 2 % ahead. A mode that
     /// was measured twice counts with the later time.
@@ -284,8 +294,7 @@ impl PolicyFile {
         date: &str,
         measurements: &[Measurement],
     ) -> Result<PolicyFile, Error> {
-        type Key = (usize, StepKind, EarlyReads, usize);
-        let mut cells: BTreeMap<Key, BTreeMap<Mode, Measurement>> = BTreeMap::new();
+        let mut cells: BTreeMap<(Step, usize), BTreeMap<Mode, Measurement>> = BTreeMap::new();
         for (index, measured) in measurements.iter().enumerate() {
             check(arch, index + 1, &measured.entry()).map_err(in_memory)?;
             let key = measured.entry().key();
@@ -302,17 +311,11 @@ impl PolicyFile {
             else {
                 continue;
             };
-            let (heads, kind) = (fastest.heads, fastest.kind);
-            let kept = Policies(rule(
-                arch,
-                heads,
-                fastest.early_reads,
-                kind,
-                Rollback::Checkpoints,
-            ))
-            .serving(kind, fastest.requests)
-            .and_then(|policy| modes.get(&policy.mode))
-            .filter(|kept| kept.microseconds <= fastest.microseconds * (1.0 + NOISE));
+            let kind = fastest.kind;
+            let kept = Policies(rule(arch, &fastest.entry().config(), kind))
+                .serving(kind, fastest.requests)
+                .and_then(|policy| modes.get(&policy.mode))
+                .filter(|kept| kept.microseconds <= fastest.microseconds * (1.0 + NOISE));
             let mut entry = kept.unwrap_or(fastest).entry();
             let least = least_requests(entries.last(), &entry);
             entry.min_requests = least.max(entry.max_requests / 2 + 1);
@@ -366,41 +369,50 @@ impl PolicyFile {
         self.arch
     }
 
+    /// Fails for a file of another architecture than `required`, that of the kernels.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::PolicyFileArch`].
+    pub fn require_arch(&self, required: Arch) -> Result<(), Error> {
+        if self.arch == required {
+            return Ok(());
+        }
+        Err(Error::PolicyFileArch {
+            device: self.device.clone(),
+            found: self.arch,
+            required,
+        })
+    }
+
     /// Day of the measurement, `YYYY-MM-DD`.
     pub fn date(&self) -> &str {
         &self.date
     }
 
-    /// The entries: by heads, kind, tokens, early reads and requests.
+    /// The entries: by heads, kind, tokens, early reads, rollback and requests.
     pub fn entries(&self) -> &[PolicyEntry] {
         &self.entries
     }
 
-    /// The entry that serves a step, if one was measured.
-    pub fn entry(
-        &self,
-        heads: usize,
-        kind: StepKind,
-        early_reads: EarlyReads,
-        requests: usize,
-    ) -> Option<&PolicyEntry> {
-        self.of(heads, kind, early_reads)
+    /// The entry that serves a step of `kind` with these settings, if one was measured.
+    pub fn entry(&self, config: &Config, kind: StepKind, requests: usize) -> Option<&PolicyEntry> {
+        self.of(config, kind)
             .find(|entry| (entry.min_requests..=entry.max_requests).contains(&requests))
     }
 
-    /// The entries of one step, fewest requests first.
-    pub(crate) fn of(
-        &self,
-        heads: usize,
-        kind: StepKind,
-        early_reads: EarlyReads,
-    ) -> impl Iterator<Item = &PolicyEntry> {
-        let step = (heads, kind, early_reads);
+    /// The entries of one kind with these settings, fewest requests first.
+    pub(crate) fn of(&self, config: &Config, kind: StepKind) -> impl Iterator<Item = &PolicyEntry> {
+        let rollback = config.rollback_of(kind);
+        let step = (config.heads, kind, config.early_reads, rollback);
         self.entries
             .iter()
             .filter(move |entry| entry.step() == step)
     }
 }
+
+/// What an entry is for, but for the number of requests; the order in a file.
+type Step = (usize, StepKind, EarlyReads, Rollback);
 
 impl Measurement {
     fn entry(&self) -> PolicyEntry {
@@ -408,6 +420,7 @@ impl Measurement {
             heads,
             kind,
             early_reads,
+            rollback,
             requests,
             pitch,
             mode,
@@ -417,6 +430,7 @@ impl Measurement {
             heads,
             kind,
             early_reads,
+            rollback,
             min_requests: 1,
             max_requests: requests,
             pitch,
@@ -427,14 +441,21 @@ impl Measurement {
 }
 
 impl PolicyEntry {
-    /// What the entry is for, but for the number of requests; the order in a file.
-    fn step(&self) -> (usize, StepKind, EarlyReads) {
-        (self.heads, self.kind, self.early_reads)
+    fn step(&self) -> Step {
+        (self.heads, self.kind, self.early_reads, self.rollback)
     }
 
-    fn key(&self) -> (usize, StepKind, EarlyReads, usize) {
-        let (heads, kind, early_reads) = self.step();
-        (heads, kind, early_reads, self.max_requests)
+    fn key(&self) -> (Step, usize) {
+        (self.step(), self.max_requests)
+    }
+
+    /// Settings that the entry holds for.
+    fn config(&self) -> Config {
+        Config {
+            early_reads: self.early_reads,
+            rollback: self.rollback,
+            ..Config::kimi_k3(self.heads)
+        }
     }
 }
 
@@ -458,6 +479,7 @@ impl fmt::Display for PolicyFile {
                 heads,
                 kind,
                 early_reads,
+                rollback,
                 min_requests,
                 max_requests,
                 pitch,
@@ -470,6 +492,9 @@ impl fmt::Display for PolicyFile {
                 kind_name(*kind),
                 kind.tokens()
             )?;
+            if *rollback != Rollback::Checkpoints {
+                write!(f, ", rollback = \"{rollback}\"")?;
+            }
             if *min_requests != least_requests(before, entry) {
                 write!(f, ", min_requests = {min_requests}")?;
             }
@@ -585,7 +610,8 @@ fn check(arch: Arch, index: usize, entry: &PolicyEntry) -> Result<(), PolicyDefe
     let PolicyEntry {
         heads,
         kind,
-        early_reads,
+        early_reads: _,
+        rollback,
         min_requests,
         max_requests,
         pitch,
@@ -619,10 +645,11 @@ fn check(arch: Arch, index: usize, entry: &PolicyEntry) -> Result<(), PolicyDefe
         let allowed = format!("above 0, at most {MOST_MICROSECONDS:e}");
         return illegal("microseconds", &microseconds, allowed);
     }
-    let config = Config {
-        early_reads,
-        ..Config::kimi_k3(heads)
-    };
+    let config = entry.config();
+    if rollback != config.rollback_of(kind) {
+        let allowed = "checkpoints in decode steps".into();
+        return illegal("rollback", &quoted(&rollback.to_string()), allowed);
+    }
     match config.spec(arch, kind, mode).validate() {
         Ok(()) => Ok(()),
         Err(kda_codegen::Error::Illegal {
@@ -820,6 +847,10 @@ impl<'a> Fields<'a> {
             heads: self.number("heads")?,
             kind,
             early_reads: self.choice("early_reads", EarlyReads::ALL)?,
+            rollback: match self.table.contains_key("rollback") {
+                true => self.choice("rollback", Rollback::ALL)?,
+                false => Rollback::Checkpoints,
+            },
             min_requests: min_requests.unwrap_or(1),
             max_requests: self.number("max_requests")?,
             pitch: self.optional("pitch")?,

@@ -22,27 +22,38 @@ __device__ __forceinline__ uint4 stream4(const uint4* address) {
 
 extern "C" __global__ void empty() { dependency_wait(); }
 
-// The state traffic of a step: block (head, request) reads a tile of 64 KiB and writes one for each
-// token. Each instruction of a warp moves 512 contiguous bytes.
-extern "C" __global__ void __launch_bounds__(256)
-    in_place(uint4* pool, u64 slot_bytes, const int* slots, u64 slots_stride, const int* accepted, u64 tokens) {
+// The state traffic of a step: block (head, request) reads a tile of 16 or 8 parts of 4 KiB and writes
+// one for each token. Each instruction of a warp moves 512 contiguous bytes.
+template <int PARTS>
+__device__ __forceinline__ void pass(uint4* pool, u64 slot_bytes, const int* slots, u64 slots_stride,
+                                     const int* accepted, u64 tokens) {
     dependency_wait();
     const int* row = slots + blockIdx.y * slots_stride;
     const u64 first = accepted ? accepted[blockIdx.y] - 1 : 0;
-    const u64 place = blockIdx.x * 4096 + threadIdx.x;
+    const u64 place = blockIdx.x * (PARTS * 256) + threadIdx.x;
     const uint4* from = pool + row[first] * (slot_bytes / 16) + place;
-    uint4 tile[16];
+    uint4 tile[PARTS];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) tile[i] = stream4(from + i * 256);
+    for (int i = 0; i < PARTS; ++i) tile[i] = stream4(from + i * 256);
 #pragma unroll 1
     for (u64 t = 0; t < tokens; ++t) {
         uint4* to = pool + row[t] * (slot_bytes / 16) + place;
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
+        for (int i = 0; i < PARTS; ++i) {
             tile[i].x ^= 1;
             to[i * 256] = tile[i];
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    in_place(uint4* pool, u64 slot_bytes, const int* slots, u64 slots_stride, const int* accepted, u64 tokens) {
+    pass<16>(pool, slot_bytes, slots, slots_stride, accepted, tokens);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    in_place_bf16(uint4* pool, u64 slot_bytes, const int* slots, u64 slots_stride, const int* accepted, u64 tokens) {
+    pass<8>(pool, slot_bytes, slots, slots_stride, accepted, tokens);
 }
 
 // Reads every byte. A store depends on the values, or the loads would be dropped.

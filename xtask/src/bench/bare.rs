@@ -9,6 +9,8 @@ use kda_codegen::{Arch, KernelSpec, Nvrtc, Source};
 use kda_runtime::{Step, Stream};
 use kda_tests::cuda::{self, DeviceMemory, check};
 
+use super::record::Size;
+
 /// Rows of a weight: the hidden size of Kimi K3.
 pub const DEPTH: usize = 7168;
 /// Columns that a block of the multiplication computes.
@@ -42,6 +44,7 @@ pub struct BareKernels {
     arch: Arch,
     empty: sys::CUfunction,
     in_place: sys::CUfunction,
+    in_place_bf16: sys::CUfunction,
     read: sys::CUfunction,
     fill: sys::CUfunction,
     gemv: sys::CUfunction,
@@ -83,6 +86,7 @@ impl BareKernels {
             arch,
             empty: find(c"empty")?,
             in_place: find(c"in_place")?,
+            in_place_bf16: find(c"in_place_bf16")?,
             read: find(c"read")?,
             fill: find(c"fill")?,
             gemv: find(c"gemv")?,
@@ -130,34 +134,29 @@ impl BareKernels {
     ///
     /// # Safety
     ///
-    /// The operands of `step` are live, its slots and accepted counts in range, no slot null, its
-    /// pool f32 with tiles of 64 KiB side by side.
+    /// The operands of `step`, which is one of `size`, are live, its slots and accepted counts in
+    /// range, no slot null, its tiles side by side in the pool.
     pub unsafe fn in_place(
         &self,
         stream: Stream,
-        heads: usize,
+        size: Size,
         step: &Step,
     ) -> Result<(), Box<dyn Error>> {
+        let (function, element_bytes) = match size.bf16_state {
+            true => (self.in_place_bf16, 2),
+            false => (self.in_place, 4),
+        };
         let values = [
             step.state.buffer.address,
-            step.state.slot_stride as u64 * 4,
+            step.state.slot_stride as u64 * element_bytes,
             step.slots.buffer.address,
             step.slots.stride as u64,
             step.accepted.map_or(0, |accepted| accepted.address),
             step.kind.tokens() as u64,
         ];
-        let grid = [heads as u32, step.requests as u32];
+        let grid = [size.heads as u32, step.requests as u32];
         // SAFETY: the caller's promise.
-        unsafe {
-            self.launch(
-                self.in_place,
-                stream,
-                grid,
-                256,
-                Edge::Programmatic,
-                &values,
-            )
-        }
+        unsafe { self.launch(function, stream, grid, 256, Edge::Programmatic, &values) }
     }
 
     /// Multiplies a row by a weight, and writes the rows that `step` reads again.

@@ -167,9 +167,8 @@ impl Layers {
             // One state is read and one written.
             (step.kind, step.accepted) = (StepKind::Decode, None);
         }
-        // SAFETY: as in `enqueue`; `case` names live slots and counts only, the state is f32 and
-        // its tiles lie side by side.
-        unsafe { bare.in_place(stream, self.size.heads, &step) }
+        // SAFETY: as in `enqueue`; `case` names live slots and counts only, tiles lie side by side.
+        unsafe { bare.in_place(stream, self.size, &step) }
     }
 
     /// Enqueues the multiplication ahead of a layer, which writes the projected rows again.
@@ -231,18 +230,24 @@ fn case(size: Size) -> Case {
         requests,
         tokens,
         records,
+        projected_gate,
+        bf16_state,
     } = size;
+    let state_type = match bf16_state {
+        true => StateType::Bf16,
+        false => StateType::F32,
+    };
     let gate = Gate::LowerBound { lower_bound: -5.0 };
     let limits = Limits {
         max_heads: heads,
         max_requests: requests,
         tokens: vec![tokens],
         gates: vec![gate],
-        state_types: vec![StateType::F32],
+        state_types: vec![state_type],
         biases: vec![false],
         ragged: vec![false],
         records: vec![records],
-        projected_gates: vec![false],
+        projected_gates: vec![projected_gate],
         regimes: vec![Regime::Plain],
         max_pool_bytes: usize::MAX,
         ..Limits::default()
@@ -251,6 +256,7 @@ fn case(size: Size) -> Case {
     let mut case = Case::sized(1, &limits, heads, requests);
     let mut rng = Rng::stream(1, 99);
     case.shape = Shape::dense(heads, requests, tokens, gate);
+    case.shape.state_type = state_type;
     if records {
         let shape = &mut case.shape;
         (shape.columns, shape.slots_stride) = (1, 1);
@@ -260,7 +266,13 @@ fn case(size: Size) -> Case {
             slot_stride: (tokens - 1) * heads * RECORD_SIZE,
         });
         // As many as the shape has: the case drew others.
-        let data = Data::random(shape, false, false, Regime::Plain, &mut Rng::stream(1, 98));
+        let data = Data::random(
+            shape,
+            false,
+            projected_gate,
+            Regime::Plain,
+            &mut Rng::stream(1, 98),
+        );
         case.data = Arc::new(data);
     }
     case.skew = Default::default();

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use kda_codegen::{Arch, EarlyReads, Mode};
-use kda_runtime::{Config, Device, Plan, Policies, PreparedKda};
+use kda_runtime::{Config, Device, GateInput, Plan, Policies, PreparedKda, Rollback, StateDtype};
 use kda_tests::cuda;
 use kda_tests::kernels::{KernelCache, load_nvrtc};
 use kda_tests::{Case, placed};
@@ -54,6 +54,15 @@ pub struct Sizes {
     /// Tokens a request: 1 is a decode step, more a verify step
     #[arg(long, value_delimiter = ',', default_value = "1")]
     tokens: Vec<usize>,
+    /// What verify steps keep: checkpoints, records
+    #[arg(long, default_value = "checkpoints")]
+    rollback: Rollback,
+    /// Where the gate comes from: low-rank, projected
+    #[arg(long, default_value = "low-rank")]
+    gate_input: GateInput,
+    /// Elements of the state: f32, bf16
+    #[arg(long, default_value = "f32")]
+    state: StateDtype,
 }
 
 impl Sizes {
@@ -66,7 +75,9 @@ impl Sizes {
                     heads,
                     tokens,
                     requests,
-                    records: false,
+                    records: self.rollback == Rollback::Records && tokens > 1,
+                    projected_gate: self.gate_input == GateInput::Projected,
+                    bf16_state: self.state == StateDtype::Bf16,
                 }));
             }
         }
@@ -78,9 +89,6 @@ impl Sizes {
 pub struct Options {
     #[command(flatten)]
     sizes: Sizes,
-    /// Verify steps that keep records in place of checkpoints
-    #[arg(long)]
-    records: bool,
     /// Schedules, with `+early` for caches read early; `default` stands for the default policy
     #[arg(long, value_delimiter = ',', default_value = "default")]
     mode: Vec<String>,
@@ -190,8 +198,7 @@ fn measure_all(options: &Options, published: &Published) -> Result<Vec<Record>, 
         keep(ceilings.into_iter().map(Record::Ceiling).collect())?;
     }
     println!("{}", report::HEADER);
-    for mut size in options.sizes.all() {
-        size.records = options.records && size.tokens > 1;
+    for size in options.sizes.all() {
         keep(bench.size(options, size, published)?)?;
     }
     Ok(records)

@@ -160,7 +160,7 @@ mod tests {
             heads: 12,
             tokens: 1,
             requests,
-            records: false,
+            ..Size::default()
         };
         let cell = |requests, median| {
             let (min, p90) = (median, median);

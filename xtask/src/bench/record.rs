@@ -7,13 +7,13 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
-use kda_runtime::StepKind;
+use kda_runtime::{GateInput, Rollback, StateDtype, StepKind};
 use serde::{Deserialize, Serialize};
 
 use super::timing::Times;
 
 /// What a step has to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Size {
     /// Heads on the device.
     pub heads: usize,
@@ -24,6 +24,12 @@ pub struct Size {
     /// Whether a verify step keeps records in place of checkpoints.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub records: bool,
+    /// Whether the gate comes projected, without F_B in the step.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub projected_gate: bool,
+    /// Whether the state is bf16 in place of f32.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bf16_state: bool,
 }
 
 impl Size {
@@ -35,10 +41,53 @@ impl Size {
         }
     }
 
-    /// Bytes of f32 state, and of records, that a step reads and writes; half of the records of the
-    /// step before are accepted.
+    /// What a verify step keeps.
+    pub fn rollback(self) -> Rollback {
+        match self.records {
+            true => Rollback::Records,
+            false => Rollback::Checkpoints,
+        }
+    }
+
+    /// Where the gate comes from.
+    pub fn gate_input(self) -> GateInput {
+        match self.projected_gate {
+            true => GateInput::Projected,
+            false => GateInput::LowRank,
+        }
+    }
+
+    /// Elements of the state.
+    pub fn state_dtype(self) -> StateDtype {
+        match self.bf16_state {
+            true => StateDtype::Bf16,
+            false => StateDtype::F32,
+        }
+    }
+
+    /// Bytes of one head's state.
+    pub fn tile_bytes(self) -> usize {
+        (64 << 10) >> usize::from(self.bf16_state)
+    }
+
+    /// What sets it apart from a step of a low-rank gate on f32 checkpoints: `, records`, or nothing.
+    pub fn variant(self) -> String {
+        let named = [
+            (self.records, ", records"),
+            (self.projected_gate, ", projected gate"),
+            (self.bf16_state, ", bf16 state"),
+        ];
+        named
+            .iter()
+            .filter(|(is, _)| *is)
+            .map(|(_, name)| *name)
+            .collect()
+    }
+
+    /// Bytes of state, and of records, that a step reads and writes; half of the records of the step
+    /// before are accepted.
     pub fn state_bytes(self) -> f64 {
-        let state = 64 << 10;
+        let state = self.tile_bytes();
         let head = if self.records {
             2 * state + (self.tokens - 1) * 1536 * 3 / 2
         } else {
@@ -230,7 +279,8 @@ mod tests {
             heads: 12,
             tokens: 4,
             requests: 16,
-            records: false,
+            bf16_state: true,
+            ..Size::default()
         };
         let (median, min, p90) = (2.5, 2.0, 3.0);
         let mut cell = Cell::new(

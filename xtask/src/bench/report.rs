@@ -30,7 +30,7 @@ pub fn row(cell: &Cell, bare: Option<f64>, published: &Published) -> String {
         heads,
         tokens,
         requests,
-        records,
+        ..
     } = cell.size;
     let number = |value: Option<f64>, width: usize, digits: usize| match value {
         Some(value) => format!("{value:width$.digits$}"),
@@ -52,7 +52,7 @@ pub fn row(cell: &Cell, bare: Option<f64>, published: &Published) -> String {
         number(public.map(|public| public / cell.us), 6, 2),
         cell.setting,
         cell.mode,
-        if records { " records" } else { "" },
+        cell.size.variant(),
         match cell.implementation.as_str() {
             OURS => String::new(),
             other => format!("  ({other})"),
@@ -67,10 +67,10 @@ pub fn ceiling(ceiling: &Ceiling) -> String {
             heads,
             tokens,
             requests,
-            records,
+            ..
         } = size;
-        let records = if records { ", records" } else { "" };
-        format!(" of {heads} heads, {tokens} tokens, {requests} requests{records}")
+        let variant = size.variant();
+        format!(" of {heads} heads, {tokens} tokens, {requests} requests{variant}")
     });
     let speed = ceiling.tb_per_s;
     let speed = speed.map_or(String::new(), |speed| format!(", {speed:.3} TB/s"));
@@ -112,15 +112,16 @@ pub fn against(records: &[Record], others: &[Record]) -> String {
             heads,
             tokens,
             requests,
-            records: _,
+            ..
         } = cell.size;
         text += &format!(
-            "{heads:5} {tokens:6} {requests:5} {:8.3} {:8.3} {:6.3}  {} {}: {} {}\n",
+            "{heads:5} {tokens:6} {requests:5} {:8.3} {:8.3} {:6.3}  {} {}{}: {} {}\n",
             cell.us,
             other.us,
             other.us / cell.us,
             cell.setting,
             cell.mode,
+            cell.size.variant(),
             other.implementation,
             other.mode
         );
@@ -139,7 +140,7 @@ mod tests {
             heads: 12,
             tokens: 1,
             requests,
-            records: false,
+            ..Size::default()
         };
         let (min, p90) = (median - 0.5, median + 0.5);
         Cell::new(size, mode, Times { median, min, p90 })
