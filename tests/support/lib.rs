@@ -30,6 +30,7 @@ mod check;
 mod coverage;
 pub mod cuda;
 mod data;
+pub mod elementary;
 pub mod emulate;
 mod errors;
 mod executor;

@@ -6,6 +6,7 @@ mod bench;
 mod cases;
 mod demo;
 mod driver;
+mod elementary;
 mod engine;
 mod generate;
 mod launch_cost;
@@ -47,6 +48,8 @@ enum Verb {
     Accuracy(accuracy::Options),
     /// Compare the emulator with the GPU on the same random cases
     Agree(agree::Options),
+    /// The kernels' elementary functions over every f32, against the bounds that the oracle grants
+    Elementary(elementary::Options),
     /// Everything that needs no GPU: unit and property tests, every kernel compiled, the emulator
     Test(test::Options),
     /// Prove every barrier, wait, fence and bounds check of the templates necessary: delete each
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Verb::Engine => engine::run(),
         Verb::Accuracy(options) => accuracy::run(&options),
         Verb::Agree(options) => agree::run(&options),
+        Verb::Elementary(options) => elementary::run(&options),
         Verb::Validate(options) => validate::run(&options),
         Verb::Test(options) => test::run(&options),
         Verb::Mutate(options) => mutate::run(&options),

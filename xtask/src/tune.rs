@@ -215,7 +215,10 @@ mod tests {
         let new = folder.path().join("new.toml");
         for other in [["--state", "bf16"], ["--gate-input", "projected"]] {
             let said = said(&[new.to_str().unwrap(), other[0], other[1]]);
-            assert_eq!(said, "a policy file holds times of low-rank gates and f32 states");
+            assert_eq!(
+                said,
+                "a policy file holds times of low-rank gates and f32 states"
+            );
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
     }

@@ -45,6 +45,7 @@
 //! ```
 
 pub mod error;
+pub mod loss;
 pub mod oracle;
 pub mod records;
 pub mod shape;

@@ -14,16 +14,13 @@
 
 use half::bf16;
 
-use crate::{CONV_WIDTH, Error, Gate, HEAD_DIM, Inputs, Plan, Shape, StateType};
+use crate::loss::{self, Bounded, TINY, UNIT};
+use crate::{CONV_WIDTH, Error, HEAD_DIM, Inputs, Plan, Shape, StateType};
 
 type Vector = [f64; HEAD_DIM];
 
-/// Unit roundoff of f32.
-const UNIT: f64 = 1.0 / (1u64 << 24) as f64;
 /// Units lost by a sum of 128 terms, relative to the sum of absolute values.
 const SUM: f64 = 16.0 * UNIT;
-/// Spacing of f32 near 0.
-const TINY: f64 = f32::MIN_POSITIVE as f64 / (1u64 << 23) as f64;
 
 /// What one live request must give. `tokens` is the number that it brings.
 #[derive(Clone, Debug)]
@@ -212,8 +209,7 @@ impl<'a> Oracle<'a> {
         let (decay, decay_error) = self.decay(&g, &g_error, head);
 
         let logit = projected[4 * dim + HEAD_DIM + head].to_f64();
-        let beta = sigmoid(logit);
-        let beta_error = sigmoid_error(logit);
+        let (beta, beta_error) = loss::sigmoid(logit);
 
         let k_abs = k.map(f64::abs);
         let q_abs = q.map(f64::abs);
@@ -252,7 +248,7 @@ impl<'a> Oracle<'a> {
         }
 
         let mean = sum(|i| o[i] * o[i]) / HEAD_DIM as f64 + f64::from(shape.eps);
-        let inverse = 1.0 / mean.sqrt();
+        let (inverse, inverse_error) = loss::inverse_root(mean);
         // Relative to the root of the mean; where it is not small, first order says nothing, but
         // a normalised element never exceeds √128.
         let mean_error = sum(|i| o[i].abs() * o_error[i]) / HEAD_DIM as f64 / mean + SUM;
@@ -262,21 +258,20 @@ impl<'a> Oracle<'a> {
         } else {
             0.0
         };
-        let gate: Vector =
-            std::array::from_fn(|i| projected[3 * dim + head * HEAD_DIM + i].to_f64());
+        let gate: [Bounded; HEAD_DIM] = std::array::from_fn(|i| {
+            loss::sigmoid(projected[3 * dim + head * HEAD_DIM + i].to_f64())
+        });
         let norm: Vector = std::array::from_fn(|i| inputs.norm[i].into());
         HeadResult {
-            out: std::array::from_fn(|i| o[i] * inverse * norm[i] * sigmoid(gate[i])),
+            out: std::array::from_fn(|i| o[i] * inverse * norm[i] * gate[i].0),
             out_error: std::array::from_fn(|i| {
                 let unit = o[i] * inverse;
-                let unit_error =
-                    lost + o_error[i] * inverse + unit.abs() * (mean_error + 4.0 * UNIT);
-                norm[i].abs()
-                    * (unit_error * sigmoid(gate[i]) + unit.abs() * sigmoid_error(gate[i]))
+                let unit_error = lost
+                    + o_error[i] * inverse
+                    + unit.abs() * (mean_error + inverse_error / inverse + 2.0 * UNIT);
+                norm[i].abs() * (unit_error * gate[i].0 + unit.abs() * gate[i].1)
             }),
-            out_terms: std::array::from_fn(|i| {
-                o_terms[i] * inverse * norm[i].abs() * sigmoid(gate[i])
-            }),
+            out_terms: std::array::from_fn(|i| o_terms[i] * inverse * norm[i].abs() * gate[i].0),
             decay: decay
                 .iter()
                 .fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &d| {
@@ -310,9 +305,10 @@ impl<'a> Oracle<'a> {
                 x += term;
                 size += term.abs();
             }
-            y[i] = x * sigmoid(x);
+            let (gate, gate_error) = loss::sigmoid(x);
+            y[i] = x * gate;
             // |SiLU'| ≤ 1.1 everywhere.
-            y_error[i] = 1.1 * 4.0 * UNIT * size + x.abs() * sigmoid_error(x) + TINY;
+            y_error[i] = 1.1 * 4.0 * UNIT * size + x.abs() * gate_error + TINY;
         }
         (y, y_error)
     }
@@ -340,46 +336,12 @@ impl<'a> Oracle<'a> {
 
     /// Decay of each key, and its absolute error.
     fn decay(&self, g: &Vector, g_error: &Vector, head: usize) -> (Vector, Vector) {
-        let a_log = f64::from(self.inputs.a_log[head]);
-        let rate = saturating_exp(a_log);
-        let rate_error = if rate == f64::from(f32::MAX) {
-            0.0
-        } else {
-            rate * UNIT * (a_log.abs() + 2.0) + TINY
-        };
+        let rate = loss::rate(self.inputs.a_log[head].into());
         let (mut decay, mut decay_error) = ([0.0; HEAD_DIM], [0.0; HEAD_DIM]);
         for i in 0..HEAD_DIM {
-            let column = head * HEAD_DIM + i;
-            let dt_bias = f64::from(self.inputs.dt_bias[column]);
-            let x = g[i] + dt_bias;
+            let x = g[i] + f64::from(self.inputs.dt_bias[head * HEAD_DIM + i]);
             let x_error = g_error[i] + UNIT * x.abs();
-            let (low, exact, high) = match self.shape.gate {
-                Gate::LowerBound { lower_bound } => {
-                    let z = rate * x;
-                    let z_error = rate * x_error + rate_error * x.abs() + UNIT * z.abs();
-                    let at = |z: f64| f64::from(lower_bound) * sigmoid(z);
-                    (at(z + z_error), at(z), at(z - z_error))
-                }
-                Gate::Softplus => {
-                    let s = softplus(x);
-                    // The tail e⁻ˡˣˡ carries |x| units of its own, and TINY near underflow.
-                    let s_error = 4.0 * UNIT * s
-                        + UNIT * x.abs() * (-x.abs()).exp()
-                        + TINY
-                        + (softplus(x + x_error) - s);
-                    let low = -(rate + rate_error) * (s + s_error);
-                    let high = -(rate - rate_error).max(0.0) * (s - s_error).max(0.0);
-                    (low, -rate * s, high)
-                }
-            };
-            decay[i] = exact.exp();
-            // Rounding of the exponent costs its size in units, the exponential two more.
-            let rounding = decay[i] * UNIT * (2.0 + 4.0 * exact.abs().min(1e6));
-            decay_error[i] = (high.exp() - decay[i])
-                .abs()
-                .max((decay[i] - low.exp()).abs())
-                + rounding
-                + TINY;
+            (decay[i], decay_error[i]) = loss::decay(self.shape.gate, rate, (x, x_error));
         }
         (decay, decay_error)
     }
@@ -412,8 +374,10 @@ pub fn run(
 /// x / √(Σx² + 1e-6) · factor, and its error.
 fn normalise(x: &Vector, x_error: &Vector, factor: f64) -> (Vector, Vector) {
     let square = sum(|i| x[i] * x[i]) + 1e-6;
-    let inverse = factor / square.sqrt();
-    let relative = sum(|i| x[i].abs() * x_error[i]) / square + SUM / 2.0 + 4.0 * UNIT;
+    let (root, root_error) = loss::inverse_root(square);
+    let inverse = factor * root;
+    let relative =
+        sum(|i| x[i].abs() * x_error[i]) / square + SUM / 2.0 + root_error / root + 2.0 * UNIT;
     (
         std::array::from_fn(|i| x[i] * inverse),
         std::array::from_fn(|i| (x_error[i] + x[i].abs() * relative) * inverse + TINY),
@@ -438,35 +402,12 @@ fn sum(term: impl Fn(usize) -> f64) -> f64 {
     lanes.iter().sum()
 }
 
-fn sigmoid(x: f64) -> f64 {
-    if x < 0.0 {
-        let e = x.exp();
-        e / (1.0 + e)
-    } else {
-        1.0 / (1.0 + (-x).exp())
-    }
-}
-
-/// What f32 may lose in sigmoid(x): four units, and in the low tail |x| units of e⁻ˡˣˡ.
-fn sigmoid_error(x: f64) -> f64 {
-    sigmoid(x) * UNIT * (4.0 + 2.0 * (-x).clamp(0.0, 200.0)) + TINY
-}
-
 /// To the nearest bf16, ties to even, for sizes below 2¹²⁸. `bf16::from_f64` looks at 20 bits after
 /// the point only and takes what lies close to a tie for one.
 fn round(x: f64) -> f64 {
     let exponent = ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023;
     let spacing = 2f64.powi(exponent.max(-126) - 7);
     (x / spacing).round_ties_even() * spacing
-}
-
-fn softplus(x: f64) -> f64 {
-    x.max(0.0) + (-x.abs()).exp().ln_1p()
-}
-
-fn saturating_exp(x: f64) -> f64 {
-    let (e, largest) = (x.exp(), f64::from(f32::MAX));
-    if e > largest { largest } else { e }
 }
 
 #[cfg(test)]
