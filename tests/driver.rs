@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::mpsc;
 
 use cudarc::driver::sys;
-use kda_codegen::EarlyReads;
+use kda_codegen::{Arch, EarlyReads};
 use kda_runtime::{
     Buffer, Config, Device, Error, Policies, PreparedKda, PreparedReset, Projected,
     ProjectionLayout, Reset, Rows, Step, StepKind, Stream,
@@ -187,6 +187,32 @@ fn replay(executable: sys::CUgraphExec, stream: Stream) {
 }
 
 const GLOBAL: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+/// What `validate --arch` does on a GPU.
+#[test]
+fn kernels_of_an_older_architecture_run_on_the_device_at_hand() {
+    over_emulated_driver(
+        "kernels_of_an_older_architecture_run_on_the_device_at_hand",
+        &[],
+        || {
+            let mut executor = CudaExecutor::with_arch(compiled(), Arch::Sm80).unwrap();
+            assert_eq!(executor.device.arch(), Arch::Sm80);
+            assert_eq!(executor.name(), "cuda sm_80");
+            for (seed, tokens) in [(1, 1), (2, 3)] {
+                let case = case(seed, tokens);
+                let before = Buffers::new(&case);
+                for mode in executor.modes(&case) {
+                    let mut after = before.clone();
+                    let faults = executor.run(&case, &mode, &mut after).unwrap();
+                    case.check(&before, &after, faults.as_ref()).unwrap();
+                }
+            }
+            let newer = CudaExecutor::with_arch(compiled(), Arch::Sm100a).map(|_| ());
+            let error = newer.unwrap_err().to_string();
+            assert_eq!(error, "compute capability 9.0 runs no kernels of sm_100a");
+        },
+    );
+}
 
 #[test]
 fn random_launches_through_the_driver_lie_within_the_bounds() {

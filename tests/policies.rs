@@ -456,7 +456,7 @@ fn a_file_says_what_is_wrong_with_it() {
         (
             "sm_90a",
             "sm_90",
-            "arch is \"sm_90\", allowed: sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a, sm_120a",
+            "arch is \"sm_90\", allowed: sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a, sm_120a, sm_121a",
         ),
         (
             "2026-12-02",

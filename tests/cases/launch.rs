@@ -189,6 +189,25 @@ fn c40_device_code_is_of_the_exact_architecture() {
     }
 }
 
+/// As the driver does: text of an architecture without an `a` for every later device, of one with an
+/// `a` for its own.
+#[test]
+fn c41_older_ptx_runs_on_newer_devices() {
+    for (arch, capability, runs) in [
+        (Arch::Sm80, (8, 0), true),
+        (Arch::Sm80, (9, 0), true),
+        (Arch::Sm89, (12, 0), true),
+        (Arch::Sm86, (8, 0), false),
+        (Arch::Sm89, (8, 7), false),
+        (Arch::Sm90a, (9, 0), true),
+        (Arch::Sm90a, (10, 0), false),
+        (Arch::Sm100a, (9, 0), false),
+    ] {
+        let found = arch.ptx_runs_on(capability.0, capability.1);
+        assert_eq!(found, runs, "{arch} on {capability:?}");
+    }
+}
+
 #[test]
 fn c41_capabilities_are_an_exact_set() {
     for (capability, expected) in [
@@ -196,7 +215,8 @@ fn c41_capabilities_are_an_exact_set() {
         ((10, 0), Some("sm_100a")),
         ((10, 3), Some("sm_103a")),
         ((12, 0), Some("sm_120a")),
-        ((12, 1), None),
+        ((12, 1), Some("sm_121a")),
+        ((12, 2), None),
         ((99, 0), None),
         ((9, 1), None),
         ((7, 5), None),

@@ -6,6 +6,7 @@ use std::ffi::c_void;
 use std::path::Path;
 
 use cudarc::driver::sys;
+use kda_codegen::Arch;
 use kda_runtime::{Device, Policies, PreparedKda, Stream};
 
 use crate::kernels::KernelCache;
@@ -276,6 +277,20 @@ impl CudaExecutor {
             stream: new_stream()?,
             arena: DeviceMemory::new(1)?,
         })
+    }
+
+    /// As [`CudaExecutor::new`], for kernels of `arch`: PTX where that is not the device's own.
+    ///
+    /// # Errors
+    ///
+    /// Also when the device cannot run them.
+    pub fn with_arch(kernels: KernelCache, arch: Arch) -> Result<CudaExecutor, Box<dyn Error>> {
+        let mut executor = CudaExecutor::new(kernels)?;
+        if executor.device.arch() != arch {
+            executor.device = executor.device.with_arch(arch)?;
+            executor.kernels.give_ptx();
+        }
+        Ok(executor)
     }
 }
 

@@ -84,7 +84,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         identity: options.emulated_identity,
         fixtures: true,
         emulate: true,
-        arch: Arch::Sm90a,
+        arch: Some(Arch::Sm90a),
         seed: SEED,
         replay: None,
         max_heads: None,
@@ -94,7 +94,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     };
     validate::run(&emulated)?;
     for &arch in Arch::ALL.iter().filter(|&&arch| arch != Arch::Sm90a) {
-        emulated.arch = arch;
+        emulated.arch = Some(arch);
         (emulated.cases, emulated.identity, emulated.fixtures) = (12, 1, false);
         validate::run(&emulated)?;
     }

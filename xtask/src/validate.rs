@@ -30,9 +30,10 @@ pub struct Options {
     /// Run in the PTX emulator instead of on the GPU
     #[arg(long)]
     pub emulate: bool,
-    /// Architecture whose kernels the emulator runs
-    #[arg(long, default_value = "sm_90a")]
-    pub arch: Arch,
+    /// Architecture of the kernels: in the emulator any, sm_90a if not given; on the GPU its own if not
+    /// given, or an older one, whose PTX the driver compiles
+    #[arg(long)]
+    pub arch: Option<Arch>,
     /// Seed of the random cases
     #[arg(long, default_value_t = test::SEED)]
     pub seed: u64,
@@ -72,10 +73,13 @@ impl Options {
 
     fn executor(&self, kernels: &KernelCache) -> Result<Box<dyn Executor>, Box<dyn Error>> {
         if self.emulate {
-            let emulator = EmulatorExecutor::new(self.arch, kernels.clone());
-            return Ok(Box::new(emulator));
+            let arch = self.arch.unwrap_or(Arch::Sm90a);
+            return Ok(Box::new(EmulatorExecutor::new(arch, kernels.clone())));
         }
-        Ok(Box::new(CudaExecutor::new(kernels.clone())?))
+        Ok(Box::new(match self.arch {
+            Some(arch) => CudaExecutor::with_arch(kernels.clone(), arch)?,
+            None => CudaExecutor::new(kernels.clone())?,
+        }))
     }
 
     /// Runs `work` in every job, each with an executor and its share of the cases.
@@ -180,11 +184,12 @@ fn precompile(options: &Options, kernels: &KernelCache, limits: &Limits) {
     let Ok(device) = kda_runtime::Device::primary(0) else {
         return;
     };
+    let arch = options.arch.unwrap_or(device.arch());
     let mut specs = std::collections::BTreeSet::new();
     for seed in 0..options.specialisations * 6 {
         let case = Case::random(seed, limits);
-        for mode in placed::mode_texts(device.arch(), placed::gate_input(&case)) {
-            specs.extend(placed::spec(&case, device.arch(), &mode));
+        for mode in placed::mode_texts(arch, placed::gate_input(&case)) {
+            specs.extend(placed::spec(&case, arch, &mode));
         }
     }
     kernels.compile_all(&specs.into_iter().collect::<Vec<_>>());

@@ -411,7 +411,9 @@ impl From<Error> for Failure {
             | Error::BundleMismatch { .. } => KdaStatus::BadBundle,
             Error::PolicyMissing { .. } => KdaStatus::NotPrepared,
             Error::DriverMissing => KdaStatus::NoDriver,
-            Error::DeviceUnsupported { .. } => KdaStatus::DeviceUnsupported,
+            Error::DeviceUnsupported { .. } | Error::ArchUnsupported { .. } => {
+                KdaStatus::DeviceUnsupported
+            }
             Error::Cuda { .. } | Error::DriverTooOld { .. } => KdaStatus::Cuda,
             Error::Capturing => KdaStatus::Capturing,
             _ => KdaStatus::BadOperand,

@@ -39,7 +39,7 @@ macro_rules! choice {
 choice! {
     /// GPU architecture a cubin is compiled for. Architecture-specific (`a`) targets run on their
     /// exact compute capability only.
-    Arch ("architecture", "sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a, sm_120a") {
+    Arch ("architecture", "sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a, sm_120a, sm_121a") {
         /// A100.
         Sm80 = "sm_80",
         /// A10, RTX 30.
@@ -54,6 +54,8 @@ choice! {
         Sm103a = "sm_103a",
         /// RTX 50, RTX PRO 6000.
         Sm120a = "sm_120a",
+        /// DGX Spark.
+        Sm121a = "sm_121a",
     }
 }
 
@@ -172,6 +174,7 @@ impl Arch {
             (10, 0) => Some(Arch::Sm100a),
             (10, 3) => Some(Arch::Sm103a),
             (12, 0) => Some(Arch::Sm120a),
+            (12, 1) => Some(Arch::Sm121a),
             _ => None,
         }
     }
@@ -186,6 +189,17 @@ impl Arch {
         }
     }
 
+    /// Whether the driver compiles this architecture's PTX for a device of this compute capability.
+    pub fn ptx_runs_on(self, major: i32, minor: i32) -> bool {
+        let least = match self {
+            Arch::Sm80 => (8, 0),
+            Arch::Sm86 => (8, 6),
+            Arch::Sm89 => (8, 9),
+            _ => return self.runs_on(major, minor),
+        };
+        (major, minor) >= least
+    }
+
     /// Whether blocks can form clusters and kernels can wait for the kernel ahead (sm_90 and up).
     pub fn has_clusters(self) -> bool {
         self >= Arch::Sm90a
@@ -194,7 +208,7 @@ impl Arch {
     /// Largest number of resident threads of a multiprocessor.
     pub fn threads_per_multiprocessor(self) -> u32 {
         match self {
-            Arch::Sm86 | Arch::Sm89 | Arch::Sm120a => 1536,
+            Arch::Sm86 | Arch::Sm89 | Arch::Sm120a | Arch::Sm121a => 1536,
             _ => 2048,
         }
     }

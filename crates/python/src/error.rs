@@ -72,6 +72,7 @@ impl From<Failure> for PyErr {
             | Error::NvrtcVersion { .. }
             | Error::DriverMissing
             | Error::DeviceUnsupported { .. }
+            | Error::ArchUnsupported { .. }
             | Error::Cuda { .. }
             | Error::Capturing => PyRuntimeError::new_err(text),
             _ => PyValueError::new_err(text),

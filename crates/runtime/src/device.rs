@@ -43,14 +43,13 @@ fn driver_present() -> Result<(), Error> {
 
 /// A CUDA context to prepare and launch in. Clones share it.
 #[derive(Clone)]
-pub struct Device(Arc<Inner>);
+pub struct Device(Arc<Inner>, Arch);
 
 struct Inner {
     context: sys::CUcontext,
     ordinal: sys::CUdevice,
     /// The device, when this object retains its primary context.
     retained: Option<sys::CUdevice>,
-    arch: Arch,
     name: String,
     /// What is known of the addresses of operands.
     residence: Residence,
@@ -81,15 +80,15 @@ impl Device {
                 "cuDevicePrimaryCtxRetain",
                 sys::cuDevicePrimaryCtxRetain(&mut context, device),
             )?;
-            Ok(Device(Arc::new(Inner {
+            let inner = Inner {
                 context,
                 ordinal: device,
                 retained: Some(device),
-                arch,
                 name,
                 residence: Residence::new(device),
                 _owner: None,
-            })))
+            };
+            Ok(Device(Arc::new(inner), arch))
         }
     }
 
@@ -118,20 +117,36 @@ impl Device {
         };
         queried?;
         let (arch, name) = (arch_of(device)?, name_of(device)?);
-        Ok(Device(Arc::new(Inner {
+        let inner = Inner {
             context,
             ordinal: device,
             retained: None,
-            arch,
             name,
             residence: Residence::new(device),
             _owner: Some(owner),
-        })))
+        };
+        Ok(Device(Arc::new(inner), arch))
+    }
+
+    /// The same device, for kernels of `arch` in place of its own: those of an older architecture
+    /// without an `a`, as PTX ([`Kernel::ptx`](crate::Kernel::ptx)), which the driver compiles for the
+    /// device. For tests of an architecture on the hardware at hand; the device's own is faster.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ArchUnsupported`] when the device cannot run it, or [`Error::Cuda`].
+    pub fn with_arch(&self, arch: Arch) -> Result<Device, Error> {
+        let (major, minor) = capability_of(self.0.ordinal)?;
+        if arch.ptx_runs_on(major, minor) {
+            Ok(Device(self.0.clone(), arch))
+        } else {
+            Err(Error::ArchUnsupported { arch, major, minor })
+        }
     }
 
     /// The architecture its kernels are compiled for.
     pub fn arch(&self) -> Arch {
-        self.0.arch
+        self.1
     }
 
     /// Its name, as the driver says it, such as `NVIDIA H200`.
@@ -273,12 +288,17 @@ fn name_of(device: sys::CUdevice) -> Result<String, Error> {
 }
 
 fn arch_of(device: sys::CUdevice) -> Result<Arch, Error> {
+    let (major, minor) = capability_of(device)?;
+    Arch::for_capability(major, minor).ok_or(Error::DeviceUnsupported { major, minor })
+}
+
+/// Major and minor.
+fn capability_of(device: sys::CUdevice) -> Result<(i32, i32), Error> {
     use sys::CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
     };
-    let (major, minor) = (attribute(device, MAJOR)?, attribute(device, MINOR)?);
-    Arch::for_capability(major, minor).ok_or(Error::DeviceUnsupported { major, minor })
+    Ok((attribute(device, MAJOR)?, attribute(device, MINOR)?))
 }
 
 /// Whether a module was refused because its compiler is newer than the driver.

@@ -207,6 +207,15 @@ pub enum Error {
         /// Compute capability, minor.
         minor: i32,
     },
+    /// The device cannot run kernels of the architecture that was asked for.
+    ArchUnsupported {
+        /// The architecture.
+        arch: Arch,
+        /// Compute capability, major.
+        major: i32,
+        /// Compute capability, minor.
+        minor: i32,
+    },
     /// The stream is being captured, so nothing can be compiled or loaded.
     Capturing,
 }
@@ -371,6 +380,12 @@ impl fmt::Display for Error {
                 nvrtc.0, nvrtc.1, driver.0, driver.1
             ),
             Error::Cuda { call, code } => write!(f, "{call} failed with CUDA error {code}"),
+            Error::ArchUnsupported { arch, major, minor } => {
+                write!(
+                    f,
+                    "compute capability {major}.{minor} runs no kernels of {arch}"
+                )
+            }
             Error::DeviceUnsupported { major, minor } => {
                 write!(f, "no kernel exists for compute capability {major}.{minor}")
             }

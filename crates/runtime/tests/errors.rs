@@ -495,6 +495,15 @@ fn errors_cross_threads() {
         Error::DeviceUnsupported { major: 7, minor: 5 }.to_string(),
         "no kernel exists for compute capability 7.5"
     );
+    let older = Error::ArchUnsupported {
+        arch: Arch::Sm100a,
+        major: 9,
+        minor: 0,
+    };
+    assert_eq!(
+        older.to_string(),
+        "compute capability 9.0 runs no kernels of sm_100a"
+    );
     assert_eq!(
         Error::Capturing.to_string(),
         "the stream is being captured, prepare before capture"
