@@ -2,12 +2,11 @@
 //! what a launch passes. `KDA_BLESS=1` renews them.
 
 use std::fmt::Write;
-use std::fs;
-use std::path::Path;
 
 use kda_codegen::Arch;
 use kda_codegen::operands::markdown_table;
 use kda_runtime::{Config, Policies, StepKind, Target};
+use kda_tests::pages;
 
 /// Models, their gate and heads.
 const MODELS: [(&str, &str, usize); 3] = [
@@ -56,30 +55,10 @@ fn table() -> String {
 
 #[test]
 fn the_table_of_models_is_the_generated_one() {
-    holds("models.md", &table());
+    pages::holds("models.md", &table());
 }
 
 #[test]
 fn the_table_of_operands_is_the_generated_one() {
-    holds("operands.md", &markdown_table());
-}
-
-/// Compares what stands between the marks of a page with `table`.
-fn holds(page: &str, table: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../docs")
-        .join(page);
-    let found = fs::read_to_string(&path).unwrap();
-    let (start, end) = ("<!-- generated -->\n", "<!-- end -->\n");
-    let (before, rest) = found.split_once(start).expect("a mark");
-    let (_, after) = rest.split_once(end).expect("a mark");
-    let expected = format!("{before}{start}{table}{end}{after}");
-    if std::env::var_os("KDA_BLESS").is_some() {
-        fs::write(&path, &expected).unwrap();
-        return;
-    }
-    assert!(
-        found == expected,
-        "docs/{page} differs, KDA_BLESS=1 renews it"
-    );
+    pages::holds("operands.md", &markdown_table());
 }

@@ -1,5 +1,6 @@
 //! The policy files that the library carries: what is in them is what was measured, and what they
-//! choose is what the tests compile and run. `KDA_BLESS=1` renews them from the measurements.
+//! choose is what the tests compile and run. `KDA_BLESS=1` renews them, and `docs/policies.md`, from the
+//! measurements.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,7 +12,7 @@ use kda_runtime::{
     Config, Error, Measurement, Plan, Policies, Policy, PolicyDefect, PolicyEntry, PolicyFile,
     Rollback, StepKind, Target,
 };
-use kda_tests::{placed, property_config, scratch};
+use kda_tests::{pages, placed, property_config, scratch};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -62,9 +63,19 @@ fn measurements(file: &str) -> Vec<Measurement> {
     all
 }
 
-/// The best of what was measured on the H200; the later file counts. Where the rule's mode was not
-/// timed, nothing is known to be better.
-fn measured() -> PolicyFile {
+/// The mode that the rule gives what was measured.
+fn ruled(m: &Measurement) -> Mode {
+    let config = Config {
+        rollback: m.rollback,
+        ..config(m.heads, m.early_reads)
+    };
+    let rule = Policies::for_device(Arch::Sm90a, &config, &[m.kind]);
+    rule.serving(m.kind, m.requests).expect("any size").mode
+}
+
+/// What was measured on the H200; the later file counts. Sizes at which the rule's mode was not timed
+/// are left out: nothing is known to be better.
+fn all_measured() -> Vec<Measurement> {
     let files = [
         "bench.jsonl",
         "bench-unchanged.jsonl",
@@ -78,19 +89,64 @@ fn measured() -> PolicyFile {
     let size = |m: &Measurement| (m.heads, m.kind, m.early_reads, m.rollback, m.requests);
     let ranked: HashSet<_> = all
         .iter()
-        .filter(|m| {
-            let config = Config {
-                rollback: m.rollback,
-                ..config(m.heads, m.early_reads)
-            };
-            let rule = Policies::for_device(Arch::Sm90a, &config, &[m.kind]);
-            rule.serving(m.kind, m.requests)
-                .is_some_and(|policy| policy.mode == m.mode)
-        })
+        .filter(|m| ruled(m) == m.mode)
         .map(size)
         .collect();
     all.retain(|m| ranked.contains(&size(m)));
-    PolicyFile::from_measurements(H200, Arch::Sm90a, "2026-12-02", &all).unwrap()
+    all
+}
+
+/// The best of them.
+fn measured() -> PolicyFile {
+    PolicyFile::from_measurements(H200, Arch::Sm90a, "2026-12-02", &all_measured()).unwrap()
+}
+
+/// A line for every entry of the shipped file, with the time of the rule's mode from the same
+/// measurements.
+#[test]
+fn the_shipped_file_is_no_slower_than_the_rule() {
+    let mut text = String::from(
+        "| heads | step | early reads | requests | file | µs | rule | µs | gain |\n\
+         | --: | --- | --- | --: | --- | --: | --- | --: | --: |\n",
+    );
+    let all = all_measured();
+    for entry in measured().entries() {
+        let same = |m: &&Measurement| {
+            (m.heads, m.kind, m.early_reads, m.rollback, m.requests)
+                == (
+                    entry.heads,
+                    entry.kind,
+                    entry.early_reads,
+                    entry.rollback,
+                    entry.max_requests,
+                )
+        };
+        // The later time of a mode counts.
+        let rule = all.iter().rev().filter(same).find(|m| m.mode == ruled(m));
+        let rule = rule.expect("timed at every entry");
+        let gain = rule.microseconds / entry.microseconds - 1.0;
+        assert!(gain >= 0.0, "{entry:?}");
+        let records = match entry.rollback {
+            Rollback::Checkpoints => "",
+            Rollback::Records => ", records",
+        };
+        let gain = match entry.mode == rule.mode {
+            true => String::new(),
+            false => format!("{:.1}%", 100.0 * gain),
+        };
+        text += &format!(
+            "| {} | {}{records} | {} | {} | {} | {:.2} | {} | {:.2} | {gain} |\n",
+            entry.heads,
+            entry.kind,
+            entry.early_reads,
+            entry.max_requests,
+            entry.mode,
+            entry.microseconds,
+            rule.mode,
+            rule.microseconds,
+        );
+    }
+    pages::holds("policies.md", &text);
 }
 
 #[test]

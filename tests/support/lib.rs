@@ -40,6 +40,7 @@ pub mod kernels;
 mod limits;
 mod locate;
 mod mismatch;
+pub mod pages;
 pub mod placed;
 mod property;
 pub mod replay;
