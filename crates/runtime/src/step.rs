@@ -305,6 +305,14 @@ pub struct Step {
 }
 
 impl Step {
+    /// Columns of the slot table that a launch reads.
+    fn columns_read(&self) -> usize {
+        match (self.kind, self.records) {
+            (StepKind::Verify(_), None) => self.slots.columns,
+            _ => 1,
+        }
+    }
+
     /// Largest accepted count.
     fn accepted_limit(&self) -> usize {
         self.records
@@ -396,8 +404,7 @@ impl Plan {
     ///
     /// [`Error::PolicyMissing`] when no kernel serves the step; otherwise the first operand that
     /// is missing, misaligned, too short or too narrow, or [`Error::Overlap`] for a written operand
-    /// that shares memory with another: `out` with the projection or a pool, the state pool with
-    /// the conv cache, a second pool with the first. Slots of two operands may interleave, as in
+    /// that shares memory with any other. Pieces of two operands may interleave, as slots do in
     /// page-major pools; where two interleaved operands have different strides, that they share
     /// nothing is the caller's promise.
     pub fn step(&self, step: &Step, faults: u64) -> Result<Option<Planned>, Error> {
@@ -514,7 +521,6 @@ impl Plan {
             }
             (None, false) => {}
         }
-        let columns = if with_records { 1 } else { step.slots.columns };
         let needed = if with_records { 1 } else { tokens };
         if step.slots.columns < needed {
             return Err(Error::ColumnsTooFew {
@@ -599,7 +605,7 @@ impl Plan {
             step.slots.buffer,
             step.slots.stride,
             step.requests,
-            if verify { columns } else { 1 },
+            step.columns_read(),
             4,
         )?;
         let conv = &step.conv_cache;
@@ -636,52 +642,70 @@ impl Plan {
     fn check_overlap(&self, step: &Step, rows: usize) -> Result<(), Error> {
         let heads = self.config.heads;
         let dim = heads * HEAD_DIM;
+        let config = &self.config;
         let rows_of = |operand: &Rows, width: usize| {
             Extent::new(operand.buffer.address, operand.stride, width, rows, 2)
         };
-        let pool = |pool: &StatePool| pool.extent(&self.config, step.pool_slots);
-        let conv = step.conv_cache.extent(&self.config, step.pool_slots);
-        let out = rows_of(&step.out, dim);
-        let state = pool(&step.state);
-        let apart = |written, a: &Extent, other, b: &Extent| {
-            if a.overlaps(b) {
-                Err(Error::Overlap { written, other })
-            } else {
-                Ok(())
-            }
+        let whole = |buffer: Buffer, elements: usize, element_bytes: u64| {
+            let width = elements as i64;
+            Extent::new(buffer.address, width, elements, 1, element_bytes)
         };
-        let projected = &step.projected;
-        apart("out", &out, "qkv", &rows_of(&projected.qkv, 3 * dim))?;
-        apart(
-            "out",
-            &out,
-            "output_gate",
-            &rows_of(&projected.output_gate, dim),
-        )?;
-        let (operand, gate, width) = self.gate_rows(projected);
-        apart("out", &out, operand, &rows_of(gate, width))?;
-        apart("out", &out, "beta", &rows_of(&projected.beta, heads))?;
-        apart("out", &out, "conv_cache", &conv)?;
-        apart("out", &out, "state_pool", &state)?;
-        apart("state_pool", &state, "conv_cache", &conv)?;
-        let records = step
-            .records
-            .map(|records| records.extent(heads, step.pool_slots));
-        if let Some(records) = &records {
-            apart("out", &out, "records", records)?;
-            apart("state_pool", &state, "records", records)?;
-            apart("records", records, "conv_cache", &conv)?;
-        }
-        if let Some(source) = &step.state_source {
-            let source = pool(source);
-            apart("out", &out, "state_source", &source)?;
-            apart("conv_cache", &conv, "state_source", &source)?;
-            if let Some(records) = &records {
-                apart("records", records, "state_source", &source)?;
-            }
-            // The same pool twice is an update in place.
-            if source != state {
-                apart("state_pool", &state, "state_source", &source)?;
+        let pool = |pool: &StatePool| pool.extent(config, step.pool_slots);
+        let state = pool(&step.state);
+        let records = step.records;
+        let written = [
+            Some(("out", rows_of(&step.out, dim))),
+            Some(("state_pool", state)),
+            records.map(|records| ("records", records.extent(heads, step.pool_slots))),
+            Some((
+                "conv_cache",
+                step.conv_cache.extent(config, step.pool_slots),
+            )),
+        ];
+        let (projected, weights, slots) = (&step.projected, &step.weights, &step.slots);
+        let (gate, gate_rows, gate_width) = self.gate_rows(projected);
+        let f_b = (config.gate_input == GateInput::LowRank).then_some(weights.f_b);
+        let columns = step.columns_read();
+        // The same pool twice is an update in place.
+        let source = step.state_source.as_ref().map(pool).filter(|s| *s != state);
+        let read = [
+            Some(("qkv", rows_of(&projected.qkv, 3 * dim))),
+            Some(("output_gate", rows_of(&projected.output_gate, dim))),
+            Some((gate, rows_of(gate_rows, gate_width))),
+            Some(("beta", rows_of(&projected.beta, heads))),
+            Some(("conv_weight", whole(weights.conv, 3 * CONV_WIDTH * dim, 4))),
+            weights
+                .conv_bias
+                .map(|bias| ("conv_bias", whole(bias, 3 * dim, 4))),
+            f_b.map(|f_b| ("f_b", whole(f_b, dim * GATE_RANK, 2))),
+            Some(("a_log", whole(weights.a_log, heads, 4))),
+            Some(("dt_bias", whole(weights.dt_bias, dim, 4))),
+            Some(("norm", whole(weights.norm, HEAD_DIM, 4))),
+            Some((
+                "slots",
+                Extent::new(
+                    slots.buffer.address,
+                    slots.stride,
+                    columns,
+                    step.requests,
+                    4,
+                ),
+            )),
+            step.accepted
+                .map(|accepted| ("accepted", whole(accepted, step.requests, 4))),
+            step.token_counts
+                .map(|counts| ("token_counts", whole(counts, step.requests, 4))),
+            source.map(|source| ("state_source", source)),
+        ];
+        for (i, (name, extent)) in written.iter().flatten().enumerate() {
+            let after = written.iter().flatten().skip(i + 1);
+            for (other, with) in after.chain(read.iter().flatten()) {
+                if extent.overlaps(with) {
+                    return Err(Error::Overlap {
+                        written: name,
+                        other,
+                    });
+                }
             }
         }
         Ok(())
@@ -692,6 +716,8 @@ impl Plan {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
     start: u64,
+    /// Past the last piece.
+    end: u64,
     stride: u64,
     width: u64,
     count: u64,
@@ -706,19 +732,27 @@ impl Extent {
         count: usize,
         element_bytes: u64,
     ) -> Extent {
-        Extent {
+        let of_bytes = |elements: u64| elements.saturating_mul(element_bytes);
+        Extent::of_bytes(
             start,
-            stride: (stride as u64).saturating_mul(element_bytes),
-            width: (width as u64).saturating_mul(element_bytes),
-            count: count as u64,
-        }
+            of_bytes(stride as u64),
+            of_bytes(width as u64),
+            count as u64,
+        )
     }
 
-    fn end(&self) -> u64 {
-        let reach = self.count.saturating_sub(1).saturating_mul(self.stride);
-        self.start
-            .saturating_add(reach)
-            .saturating_add(if self.count == 0 { 0 } else { self.width })
+    fn of_bytes(start: u64, stride: u64, width: u64, count: u64) -> Extent {
+        let reach = match count {
+            0 => 0,
+            _ => (count - 1).saturating_mul(stride).saturating_add(width),
+        };
+        Extent {
+            start,
+            end: start.saturating_add(reach),
+            stride,
+            width,
+            count,
+        }
     }
 
     /// Whether the pieces leave no gap.
@@ -739,14 +773,14 @@ impl Extent {
     /// Whether two operands share a byte; exact but for two interleaved ones of different strides.
     pub(crate) fn overlaps(&self, other: &Extent) -> bool {
         let empty = self.count == 0 || other.count == 0;
-        if empty || self.start >= other.end() || other.start >= self.end() {
+        if empty || self.start >= other.end || other.start >= self.end {
             return false;
         }
         if self.dense() {
-            return other.reaches(self.start, self.end());
+            return other.reaches(self.start, self.end);
         }
         if other.dense() {
-            return self.reaches(other.start, other.end());
+            return self.reaches(other.start, other.end);
         }
         if self.stride != other.stride {
             return false;
@@ -800,6 +834,9 @@ pub(crate) fn strided(
     width: usize,
     alignment_bytes: usize,
 ) -> Result<(), Error> {
+    if buffer.address == 0 {
+        return Err(Error::OperandMissing { operand });
+    }
     if stride < width as i64 {
         return Err(Error::StrideTooSmall {
             operand,
@@ -846,12 +883,7 @@ mod tests {
             for width in 1..4 {
                 for stride in width..7 {
                     for count in 0..4 {
-                        extents.push(Extent {
-                            start,
-                            stride,
-                            width,
-                            count,
-                        });
+                        extents.push(Extent::of_bytes(start, stride, width, count));
                     }
                 }
             }

@@ -428,6 +428,44 @@ fn overlapping_operands() {
     }
 }
 
+/// Nothing that a step writes may lie over anything that it reads.
+#[test]
+fn written_operands_lie_apart_from_every_other() {
+    type Place = fn(&mut Step, u64);
+    let reads: [(&str, Place); 11] = [
+        ("qkv", |s, a| s.projected.qkv.buffer.address = a),
+        ("output_gate", |s, a| {
+            s.projected.output_gate.buffer.address = a
+        }),
+        ("f_a", |s, a| s.projected.f_a.buffer.address = a),
+        ("beta", |s, a| s.projected.beta.buffer.address = a),
+        ("conv_weight", |s, a| s.weights.conv.address = a),
+        ("f_b", |s, a| s.weights.f_b.address = a),
+        ("a_log", |s, a| s.weights.a_log.address = a),
+        ("dt_bias", |s, a| s.weights.dt_bias.address = a),
+        ("norm", |s, a| s.weights.norm.address = a),
+        ("slots", |s, a| s.slots.buffer.address = a),
+        ("accepted", |s, a| {
+            s.accepted.as_mut().unwrap().address = a
+        }),
+    ];
+    let good = step(VERIFY);
+    plan().step(&good, 64).unwrap();
+    for (written, start) in [
+        ("out", good.out.buffer.address),
+        ("state_pool", good.state.buffer.address),
+        ("conv_cache", good.conv_cache.buffer.address),
+    ] {
+        for (read, place) in reads {
+            let mut bad = good;
+            place(&mut bad, start);
+            let error = plan().step(&bad, 64).map(|_| ()).unwrap_err();
+            let wanted = format!("{written} is written and shares memory with {read}");
+            assert_eq!(error.to_string(), wanted);
+        }
+    }
+}
+
 #[test]
 fn pools_may_interleave() {
     // A page holds a state and a conv line: one stride spans both.
