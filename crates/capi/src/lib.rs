@@ -1032,8 +1032,7 @@ pub unsafe extern "C" fn kda_prepared_destroy(prepared: *mut KdaPrepared) {
 }
 
 /// Gets and loads the kernel that zeroes the state and conv line of slots, for requests that reuse
-/// them. `sources` may be NULL. `stream` is only asked whether it is being captured. Not yet run on
-/// hardware.
+/// them. `sources` may be NULL. `stream` is only asked whether it is being captured.
 ///
 /// # Safety
 ///

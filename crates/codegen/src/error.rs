@@ -78,7 +78,7 @@ impl fmt::Display for Error {
                 text,
                 allowed,
             } => {
-                write!(f, "`{text}` is not a {what}, allowed: {allowed}")
+                write!(f, "`{text}` is no {what}, allowed: {allowed}")
             }
             Error::Render { entry, source } => write!(f, "rendering {entry}: {source}"),
             Error::NvrtcMissing { searched } => {

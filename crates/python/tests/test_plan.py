@@ -29,7 +29,7 @@ class Settings(unittest.TestCase):
             (dict(null_rule="never"), "null rule"),
             (dict(state_dtype="f16"), "state dtype"),
             (dict(early_reads="all"), "early reads"),
-            (dict(gate_input="given"), "`given` is not a gate input, allowed: low-rank, projected"),
+            (dict(gate_input="given"), "`given` is no gate input, allowed: low-rank, projected"),
             (dict(lower_bound=1.0), "lower bound is 1, allowed: finite and below 0"),
             (dict(scale=math.inf), "scale is inf"),
             (dict(eps=0.0), "eps is 0"),

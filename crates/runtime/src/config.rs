@@ -83,8 +83,8 @@ impl Config {
         {
             return illegal("lower bound", bound, "finite and below 0");
         }
-        if !self.scale.is_finite() {
-            return illegal("scale", self.scale, "finite");
+        if !self.scale.is_finite() || self.scale == 0.0 {
+            return illegal("scale", self.scale, "finite and not 0");
         }
         if !(self.eps > 0.0 && self.eps.is_finite()) {
             return illegal("eps", self.eps, "finite and above 0");

@@ -20,10 +20,15 @@ pub type Stream = sys::CUstream;
 fn check(call: &'static str, result: sys::CUresult) -> Result<(), Error> {
     match result {
         sys::CUresult::CUDA_SUCCESS => Ok(()),
-        code => Err(Error::Cuda {
-            call,
-            code: code as u32,
-        }),
+        code => Err(failed(call, code)),
+    }
+}
+
+fn failed(call: &'static str, code: sys::CUresult) -> Error {
+    Error::Cuda {
+        call,
+        code: code as u32,
+        name: format!("{code:?}"),
     }
 }
 
@@ -360,9 +365,11 @@ impl Function {
         entry: &str,
         dependent_launch: bool,
     ) -> Result<Function, Error> {
-        let name = CString::new(entry).map_err(|_| Error::Cuda {
-            call: "cuModuleGetFunction",
-            code: 1,
+        let name = CString::new(entry).map_err(|_| {
+            failed(
+                "cuModuleGetFunction",
+                sys::CUresult::CUDA_ERROR_INVALID_VALUE,
+            )
         })?;
         let mut module = ptr::null_mut();
         // SAFETY: NVRTC's cubin is complete; the handles are locals and the context is current.

@@ -199,6 +199,8 @@ pub enum Error {
         call: &'static str,
         /// CUresult value.
         code: u32,
+        /// Its name.
+        name: String,
     },
     /// No kernel target exists for this device.
     DeviceUnsupported {
@@ -216,7 +218,7 @@ pub enum Error {
         /// Compute capability, minor.
         minor: i32,
     },
-    /// The stream is being captured, so nothing can be compiled or loaded.
+    /// The stream is being captured, so nothing can be compiled, loaded or waited for.
     Capturing,
 }
 
@@ -379,7 +381,14 @@ impl fmt::Display for Error {
                  update the driver, or compile with an nvrtc no newer than it",
                 nvrtc.0, nvrtc.1, driver.0, driver.1
             ),
-            Error::Cuda { call, code } => write!(f, "{call} failed with CUDA error {code}"),
+            Error::Cuda { call, code, name } => {
+                write!(f, "{call} failed with {name} ({code})")?;
+                f.write_str(match code {
+                    201 | 400 => ": is it a stream of this object's context?",
+                    700..=719 => ": an earlier launch may be at fault, and the context is lost",
+                    _ => "",
+                })
+            }
             Error::ArchUnsupported { arch, major, minor } => {
                 write!(
                     f,
@@ -389,7 +398,9 @@ impl fmt::Display for Error {
             Error::DeviceUnsupported { major, minor } => {
                 write!(f, "no kernel exists for compute capability {major}.{minor}")
             }
-            Error::Capturing => f.write_str("the stream is being captured, prepare before capture"),
+            Error::Capturing => f.write_str(
+                "the stream is being captured: prepare before, and take faults outside of captures",
+            ),
         }
     }
 }

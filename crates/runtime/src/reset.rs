@@ -3,11 +3,11 @@
 
 use kda_codegen::operands::reset::{Arguments, Geometry, PARAMETERS};
 use kda_codegen::schedule::MAX_REQUESTS;
-use kda_codegen::{HEAD_DIM, KernelSpec, Launch};
+use kda_codegen::{CONV_WIDTH, HEAD_DIM, KernelSpec, Launch};
 
 use crate::device::Function;
 use crate::prepared::load;
-use crate::step::strided;
+use crate::step::{Extent, strided};
 use crate::{Config, ConvCache, Device, Error, Kernels, Slots, StatePool, Stream};
 
 /// Threads of a block: `THREADS` in `templates/reset_constants.cuh.tera`.
@@ -38,16 +38,29 @@ pub struct PlannedReset {
     pub arguments: Arguments,
 }
 
-/// Checks a reset for a model of `config` and describes its launch; `None` when it names no slot.
+/// Checks a reset for a model of `config` and describes its launch; `None` without requests.
 ///
 /// # Errors
 ///
 /// The first operand that is missing, misaligned, too short or too narrow; [`Error::TooLarge`];
-/// [`Error::Overlap`] when the pools share memory.
+/// [`Error::Overlap`] when a pool shares memory with the other or with the slot table.
 pub fn plan_reset(config: &Config, reset: &Reset) -> Result<Option<PlannedReset>, Error> {
     let columns = reset.slots.columns;
-    if reset.requests == 0 || columns == 0 {
+    if reset.requests == 0 {
         return Ok(None);
+    }
+    if columns == 0 {
+        return Err(Error::ColumnsTooFew {
+            found: 0,
+            needed: 1,
+        });
+    }
+    // Shorter lines serve no step; a part of one would keep what a request left behind.
+    if reset.conv_cache.length < CONV_WIDTH - 1 {
+        return Err(Error::ConvLineTooShort {
+            found: reset.conv_cache.length,
+            needed: CONV_WIDTH - 1,
+        });
     }
     for (what, found, most) in [
         ("requests", reset.requests, MAX_REQUESTS),
@@ -84,11 +97,22 @@ pub fn plan_reset(config: &Config, reset: &Reset) -> Result<Option<PlannedReset>
     )?;
     state.check("state_pool", config, reset.pool_slots)?;
     let state_extent = state.extent(config, reset.pool_slots);
-    if state_extent.overlaps(&conv.extent(config, reset.pool_slots)) {
-        return Err(Error::Overlap {
-            written: "state_pool",
-            other: "conv_cache",
-        });
+    let conv_extent = conv.extent(config, reset.pool_slots);
+    let table = Extent::new(
+        slots.buffer.address,
+        slots.stride,
+        columns,
+        reset.requests,
+        4,
+    );
+    for (written, a, other, b) in [
+        ("state_pool", state_extent, "conv_cache", conv_extent),
+        ("state_pool", state_extent, "slots", table),
+        ("conv_cache", conv_extent, "slots", table),
+    ] {
+        if a.overlaps(&b) {
+            return Err(Error::Overlap { written, other });
+        }
     }
     Ok(Some(PlannedReset {
         launch: Launch {

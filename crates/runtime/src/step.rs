@@ -354,6 +354,13 @@ impl Plan {
             table: std::array::from_fn(|_| Vec::new()),
         };
         for policy in &policies.0 {
+            if policy.max_requests == 0 {
+                return Err(Error::IllegalSetting {
+                    setting: "max_requests",
+                    value: 0.0,
+                    allowed: "1 and up",
+                });
+            }
             let spec = config.spec(arch, policy.kind, policy.mode);
             spec.validate()?;
             let kernel = match plan.kernels.iter().position(|known| *known == spec) {
@@ -491,21 +498,16 @@ impl Plan {
             ("pool_slots", step.pool_slots),
             ("conv_cache length", step.conv_cache.length),
             ("slots columns", step.slots.columns),
-            (
-                "records",
-                step.records.map_or(0, |records| records.count + 1),
-            ),
+            // One more may be accepted than there are records.
+            ("records", step.records.map_or(0, |r| r.count)),
         ] {
-            if found > i32::MAX as usize {
-                return Err(Error::TooLarge {
-                    what,
-                    found,
-                    most: i32::MAX as usize,
-                });
+            let most = i32::MAX as usize - usize::from(what == "records");
+            if found > most {
+                return Err(Error::TooLarge { what, found, most });
             }
         }
         let verify = step.kind.is_verify();
-        let with_records = verify && self.config.rollback == Rollback::Records;
+        let with_records = self.config.rollback_of(step.kind) == Rollback::Records;
         match (step.records, with_records) {
             (Some(records), true) => records.check(heads, tokens, step.pool_slots)?,
             (None, true) => return Err(Error::OperandMissing { operand: "records" }),
@@ -783,7 +785,9 @@ impl Extent {
             return self.reaches(other.start, other.end);
         }
         if self.stride != other.stride {
-            return false;
+            // Both starts are certain; pieces further on may alternate.
+            return other.reaches(self.start, self.start.saturating_add(self.width))
+                || self.reaches(other.start, other.start.saturating_add(other.width));
         }
         // Ranges overlap, so in the shared part the pieces alternate, or meet in every period.
         let (low, high) = if self.start <= other.start {
@@ -898,6 +902,8 @@ mod tests {
                     "{:?}",
                     (a.start, b.start)
                 );
+                let same_start = a.start == b.start && a.count > 0 && b.count > 0;
+                assert!(!same_start || a.overlaps(b));
                 if exact {
                     seen[usize::from(shared)] += 1;
                 }

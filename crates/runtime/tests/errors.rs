@@ -445,9 +445,7 @@ fn written_operands_lie_apart_from_every_other() {
         ("dt_bias", |s, a| s.weights.dt_bias.address = a),
         ("norm", |s, a| s.weights.norm.address = a),
         ("slots", |s, a| s.slots.buffer.address = a),
-        ("accepted", |s, a| {
-            s.accepted.as_mut().unwrap().address = a
-        }),
+        ("accepted", |s, a| s.accepted.as_mut().unwrap().address = a),
     ];
     let good = step(VERIFY);
     plan().step(&good, 64).unwrap();
@@ -504,7 +502,7 @@ fn settings() {
     );
     assert_eq!(
         refused(|c| c.scale = f32::NAN),
-        "scale is NaN, allowed: finite"
+        "scale is NaN, allowed: finite and not 0"
     );
     assert_eq!(
         refused(|c| c.gate = Gate::LowerBound(0.0)),
@@ -524,10 +522,11 @@ fn errors_cross_threads() {
     assert_eq!(
         Error::Cuda {
             call: "cuInit",
-            code: 3
+            code: 3,
+            name: "CUDA_ERROR_NOT_INITIALIZED".into(),
         }
         .to_string(),
-        "cuInit failed with CUDA error 3"
+        "cuInit failed with CUDA_ERROR_NOT_INITIALIZED (3)"
     );
     assert_eq!(
         Error::DeviceUnsupported { major: 7, minor: 5 }.to_string(),
@@ -544,7 +543,7 @@ fn errors_cross_threads() {
     );
     assert_eq!(
         Error::Capturing.to_string(),
-        "the stream is being captured, prepare before capture"
+        "the stream is being captured: prepare before, and take faults outside of captures"
     );
 }
 
@@ -625,7 +624,7 @@ fn records_are_checked() {
     );
     assert_eq!(
         records(&|r| r.count = i32::MAX as usize),
-        "records is 2147483648, at most 2147483647 allowed"
+        "records is 2147483647, at most 2147483646 allowed"
     );
     assert_eq!(
         refused(&|s| s.conv_cache.length = 5),

@@ -208,7 +208,7 @@ class Kda:
 @final
 class Reset:
     """The kernel that zeroes the state and window of slots, so that a request in a reused slot
-    starts from nothing. Not yet run on hardware."""
+    starts from nothing."""
 
     def __new__(
         cls,
