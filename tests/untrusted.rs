@@ -17,7 +17,7 @@ use kda_capi::{
     KdaBuffer, KdaConfig, KdaLaunch, KdaPlan, KdaPolicy, KdaRows, KdaSources, KdaStatus, KdaStep,
     kda_config_kimi_k3, kda_last_error, kda_plan_create, kda_plan_destroy, kda_plan_step,
 };
-use kda_codegen::{Arch, KernelSpec, Resources};
+use kda_codegen::{Arch, GateInput, KernelSpec, Resources, Rollback};
 use kda_runtime::{
     Config, DiskCache, Error, Kernel, KernelBundle, KernelSources, Kernels, Origin, Plan, Policies,
     PolicyFile, encode_bundle,
@@ -1009,12 +1009,25 @@ const HEADS: usize = 2;
 const DIM: usize = 128 * HEADS;
 const TOKENS: usize = 3;
 
-/// A plan with a decode kernel and a verify kernel of [`TOKENS`] tokens.
+/// A plan with a decode kernel and a verify kernel of [`TOKENS`] tokens; `all`: ragged, with records
+/// and a projected gate.
 struct OwnedPlan(*mut KdaPlan);
 
 impl OwnedPlan {
-    fn new() -> OwnedPlan {
-        let bundle = encode_bundle(&kernels()).unwrap();
+    fn new(all: bool) -> OwnedPlan {
+        let mut decode = KernelSpec::new(Arch::Sm90a, HEADS);
+        if all {
+            decode.gate_input = GateInput::Projected;
+        }
+        let mut verify = decode.with_verify(TOKENS);
+        if all {
+            (verify.ragged, verify.rollback) = (true, Rollback::Records);
+        }
+        let kernels = [decode, verify].map(|spec| {
+            let cubin = vec![7; 60];
+            Kernel::new(&spec, cubin, (13, 0), Some(Resources::default())).unwrap()
+        });
+        let bundle = encode_bundle(&kernels).unwrap();
         let mut config = KdaConfig::default();
         let policy = |verify_tokens| KdaPolicy {
             verify_tokens,
@@ -1036,6 +1049,9 @@ impl OwnedPlan {
         // SAFETY: every pointer is valid for the calls, with valid texts and lengths.
         let status = unsafe {
             assert_eq!(kda_config_kimi_k3(HEADS, &mut config), KdaStatus::Ok);
+            config.gate_input = u32::from(all);
+            config.ragged = u32::from(all);
+            config.rollback = u32::from(all);
             kda_plan_create(
                 c"sm_90a".as_ptr(),
                 &config,
@@ -1065,10 +1081,18 @@ impl Drop for OwnedPlan {
 }
 
 /// A step that is right, with every operand just long enough.
-fn right_step(verify: bool, requests: usize, columns: usize, pool_slots: usize) -> KdaStep {
+fn right_step(
+    all: bool,
+    verify: bool,
+    requests: usize,
+    columns: usize,
+    pool_slots: usize,
+) -> KdaStep {
     let tokens = if verify { TOKENS } else { 1 };
     let rows = requests * tokens;
+    // Of the slot table, or one more than the records.
     let columns = columns.max(tokens);
+    let with_records = all && verify;
     let conv_length = if verify { 3 + columns - 1 } else { 3 };
     let mut next = 1u64 << 20;
     let mut buffer = |elements: usize, bytes: usize| {
@@ -1085,20 +1109,34 @@ fn right_step(verify: bool, requests: usize, columns: usize, pool_slots: usize) 
         requests,
         qkv: rows_of(rows, 3 * DIM, 2),
         output_gate: rows_of(rows, DIM, 2),
-        f_a: rows_of(rows, 128, 2),
-        gate_input: KdaRows::default(),
+        f_a: match all {
+            true => KdaRows::default(),
+            false => rows_of(rows, 128, 2),
+        },
+        gate_input: match all {
+            true => rows_of(rows, DIM, 2),
+            false => KdaRows::default(),
+        },
         beta: rows_of(rows, HEADS, 2),
         conv_cache: rows_of(pool_slots, 3 * DIM * conv_length, 2),
         conv_length,
         state: rows_of(pool_slots, DIM * 128, 4),
         state_source: KdaRows::default(),
         pool_slots,
-        slots: rows_of(requests, columns, 4),
-        slot_columns: columns,
+        slots: rows_of(requests, if with_records { 1 } else { columns }, 4),
+        slot_columns: if with_records { 1 } else { columns },
+        records: match with_records {
+            true => rows_of(pool_slots, 3 * (columns - 1) * DIM, 4),
+            false => KdaRows::default(),
+        },
+        record_count: if with_records { columns - 1 } else { 0 },
         out: rows_of(rows, DIM, 2),
         conv_weight: buffer(12 * DIM, 4),
         conv_bias: KdaBuffer::default(),
-        f_b: buffer(DIM * 128, 2),
+        f_b: match all {
+            true => KdaBuffer::default(),
+            false => buffer(DIM * 128, 2),
+        },
         a_log: buffer(HEADS, 4),
         dt_bias: buffer(DIM, 4),
         norm: buffer(128, 4),
@@ -1107,16 +1145,18 @@ fn right_step(verify: bool, requests: usize, columns: usize, pool_slots: usize) 
         } else {
             KdaBuffer::default()
         },
-        token_counts: KdaBuffer::default(),
-        records: KdaRows::default(),
-        record_count: 0,
+        token_counts: match with_records {
+            true => buffer(requests, 4),
+            false => KdaBuffer::default(),
+        },
     }
 }
 
 /// Whether every operand is there, aligned and holds what the launch reads, in arithmetic that
 /// cannot overflow.
-fn holds(step: &KdaStep) -> bool {
+fn holds(all: bool, step: &KdaStep) -> bool {
     let verify = step.verify_tokens > 0;
+    let with_records = all && verify;
     let tokens = step.verify_tokens.max(1) as u128;
     let rows = step.requests as u128 * tokens;
     let (columns, length) = (step.slot_columns as u128, step.conv_length as u128);
@@ -1136,28 +1176,52 @@ fn holds(step: &KdaStep) -> bool {
         stride >= width && buffer(&r.buffer, needed, alignment)
     };
     let state = |r: &KdaRows| strided(r, slots, dim * 128, 16) && r.stride % 4 == 0;
-    let offsets = if verify { columns } else { 1 };
-    strided(&step.qkv, rows, 3 * dim, 2)
+    let count = step.record_count as u128;
+    let offsets = match (verify, with_records) {
+        (_, true) => count + 1,
+        (true, false) => columns,
+        (false, false) => 1,
+    };
+    let table = if with_records { 1 } else { offsets };
+    let gate = match all {
+        true => {
+            strided(&step.gate_input, rows, dim, 2)
+                && step.f_a.buffer.address == 0
+                && step.f_b.address == 0
+        }
+        false => {
+            strided(&step.f_a, rows, 128, 2)
+                && buffer(&step.f_b, dim * 128, 16)
+                && step.gate_input.buffer.address == 0
+        }
+    };
+    let kept = match with_records {
+        true => {
+            strided(&step.records, slots, 3 * count * dim, 16)
+                && step.records.stride % 4 == 0
+                && count + 1 >= tokens
+                && count < i32::MAX as u128
+                && buffer(&step.token_counts, step.requests as u128, 4)
+        }
+        false => step.records.buffer.address == 0 && step.token_counts.address == 0,
+    };
+    gate && kept
+        && strided(&step.qkv, rows, 3 * dim, 2)
         && strided(&step.output_gate, rows, dim, 2)
-        && strided(&step.f_a, rows, 128, 2)
-        && step.gate_input.buffer.address == 0
-        && step.token_counts.address == 0
-        && step.records.buffer.address == 0
         && strided(&step.beta, rows, HEADS as u128, 2)
         && strided(&step.out, rows, dim, 2)
         && strided(&step.conv_cache, slots, 3 * dim * length, 2)
         && state(&step.state)
         && (step.state_source.buffer.address == 0 || state(&step.state_source))
-        && strided(&step.slots, step.requests as u128, offsets, 4)
+        && strided(&step.slots, step.requests as u128, table, 4)
         && buffer(&step.conv_weight, 12 * dim, 4)
         && step.conv_bias.address == 0
-        && buffer(&step.f_b, dim * 128, 16)
         && buffer(&step.a_log, HEADS as u128, 4)
         && buffer(&step.dt_bias, dim, 4)
         && buffer(&step.norm, 128, 4)
         && (step.accepted.address != 0) == verify
         && (!verify || buffer(&step.accepted, step.requests as u128, 4))
-        && columns >= tokens
+        && columns >= if with_records { 1 } else { tokens }
         && length >= 3 + offsets - 1
         && [slots, columns, length]
             .iter()
@@ -1245,7 +1309,7 @@ enum Field<'a> {
 
 #[test]
 fn random_steps_are_refused_unless_every_operand_holds() {
-    let plan = OwnedPlan::new();
+    let plans = [false, true].map(OwnedPlan::new);
     let (accepted, refused) = (Cell::new(0), Cell::new(0));
     let change = (
         any::<Index>(),
@@ -1253,11 +1317,11 @@ fn random_steps_are_refused_unless_every_operand_holds() {
         -3..=3i64,
     );
     proptest!(property_config(8192), |(
-        verify in any::<bool>(),
+        (all, verify) in any::<(bool, bool)>(),
         (requests, columns, pool_slots) in (0..5usize, 1..6usize, 0..6usize),
         changes in vec(change, 0..4),
     )| {
-        let mut step = right_step(verify, requests, columns, pool_slots);
+        let mut step = right_step(all, verify, requests, columns, pool_slots);
         for (at, number, off) in changes {
             let mut fields = fields(&mut step);
             let at = at.index(fields.len());
@@ -1268,7 +1332,7 @@ fn random_steps_are_refused_unless_every_operand_holds() {
                 Field::Address(address) => **address = number.unwrap_or(address.wrapping_add_signed(off)),
             }
         }
-        let (status, launch) = plan.step(&step);
+        let (status, launch) = plans[usize::from(all)].step(&step);
         prop_assert_ne!(status, KdaStatus::Panic, "{}", last_error());
         if status != KdaStatus::Ok {
             refused.set(refused.get() + 1);
@@ -1278,7 +1342,7 @@ fn random_steps_are_refused_unless_every_operand_holds() {
             prop_assert_eq!(launch.grid, [0; 3]);
         } else {
             accepted.set(accepted.get() + 1);
-            prop_assert!(holds(&step), "{:?}", step);
+            prop_assert!(holds(all, &step), "{:?}", step);
             prop_assert!([0, TOKENS].contains(&step.verify_tokens) && step.requests <= 1000);
             prop_assert_eq!(launch.grid, [HEADS as u32, step.requests as u32, 1]);
         }
