@@ -283,17 +283,19 @@ impl Kda {
         })
     }
 
-    #[pyo3(signature = (*, conv_cache, state))]
+    #[pyo3(signature = (*, conv_cache, state, records=None))]
     fn check_caches(
         &self,
         py: Python<'_>,
         conv_cache: &Bound<'_, PyAny>,
         state: &Bound<'_, PyAny>,
+        records: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         guarded(|| {
             let given = PyDict::new(py);
             given.set_item("conv_cache", conv_cache)?;
             given.set_item("state", state)?;
+            given.set_item("records", records)?;
             operands::check_caches(&self.config, &self.home, &given)
         })
     }

@@ -1,7 +1,7 @@
 //! From tensors by name to a `kda_runtime::Step`: dtypes, shapes, inner strides and places are
 //! checked here, lengths, alignment and overlap by the library.
 
-use kda_codegen::{CONV_WIDTH, ConvLayout, GATE_RANK, GateInput, HEAD_DIM, StateDtype};
+use kda_codegen::{CONV_WIDTH, ConvLayout, GATE_RANK, GateInput, HEAD_DIM, Rollback, StateDtype};
 use kda_runtime::{
     Buffer, Config, ConvCache, Projected, RecordPool, Reset, Rows, Slots, StatePool, Step,
     StepKind, Weights,
@@ -286,7 +286,14 @@ pub(crate) fn step(
                 "accepted is missing in a step of {tokens} tokens a request"
             )));
         }
-        (Some(_), tokens) => StepKind::Verify(tokens.unwrap_or(columns)),
+        (Some(_), Some(tokens)) => StepKind::Verify(tokens),
+        // A column a token, but with records.
+        (Some(_), None) if config.rollback == Rollback::Checkpoints => StepKind::Verify(columns),
+        (Some(_), None) => {
+            return Err(value(
+                "tokens is missing in a verify step that keeps records".into(),
+            ));
+        }
     };
     let per_request = kind.tokens();
     if per_request == 0 || row_count % per_request != 0 {
@@ -475,7 +482,12 @@ pub(crate) fn reset(config: &Config, home: &Home, given: &Bound<'_, PyDict>) -> 
 
 /// Checks the pools that `given` names.
 pub(crate) fn check_caches(config: &Config, home: &Home, given: &Bound<'_, PyDict>) -> Outcome<()> {
-    pools(config, &Named { given, home }).map(|_| ())
+    let named = Named { given, home };
+    let pools = pools(config, &named)?;
+    if let Some(records) = named.optional("records")? {
+        record_pool(&named, &records, config.heads, pools.slots)?;
+    }
+    Ok(())
 }
 
 fn pool_of(rows: Rows) -> StatePool {

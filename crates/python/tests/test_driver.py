@@ -427,7 +427,7 @@ class Capture(unittest.TestCase):
         given["slots"].put([-1, -1])
         before = given["state"].tolist()
         self.begin(stream)
-        with self.assertRaisesRegex(RuntimeError, "being captured, prepare before capture"):
+        with self.assertRaisesRegex(RuntimeError, "being captured: prepare before"):
             Kda(
                 fixture.config(),
                 [fixture.policy],
@@ -504,6 +504,16 @@ class DropIn(unittest.TestCase):
             slots = given["state"].shape[0]
             pool = Tensor.of(Device, (slots, 3, 1, 3, 128), "float32", b"\xff" * (slots * 3 * 1536))
             caches = (given["conv_cache"], given["state"], pool)
+            if rollback == "records":
+                with self.assertRaisesRegex(ValueError, "caches has no record pool"):
+                    kda.prepare_caches(caches[:2])
+                narrow = Tensor.of(Device, (slots, 3, 1, 3, 128), "bfloat16")
+                with self.assertRaisesRegex(ValueError, "records has dtype bfloat16"):
+                    kda.prepare_caches((*caches[:2], narrow))
+                # A slot a request.
+                rows = given["slots"].tolist()[::4]
+                given["slots"] = Tensor.of(Device, (len(rows),), "int32")
+                given["slots"].put(rows)
             kda.prepare_caches(caches)
             named = {name: given[name] for name in ("slots", "accepted")}
             kda.run(given["projected"], given["out"], caches=caches, tokens=4, **named)

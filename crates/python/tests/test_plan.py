@@ -305,6 +305,7 @@ class Operands(unittest.TestCase):
         self.assertEqual(plan.step(self.weights, **good).grid[1], 2)
         for change, text in [
             (dict(records=None), "records has address 0"),
+            (dict(tokens=None), "tokens is missing in a verify step that keeps records"),
             (dict(records=changed(records, dtype="bfloat16")), "records has dtype bfloat16, expected float32"),
             (dict(records=changed(records, shape=(10, 3, 3, 128), strides=(1152, 384, 128, 1))), r"records has shape .*, expected \[slots, records, 1, 3, 128\]"),
             (dict(records=changed(records, shape=(9, 3, 1, 3, 128))), "records has 9 slots, state has 10"),

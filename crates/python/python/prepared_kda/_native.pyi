@@ -93,7 +93,8 @@ class Faults:
         """Lowest index in its batch among them."""
     @property
     def kind(self) -> str:
-        """Why that one was: ``slot-out-of-range``, ``accepted-out-of-range``, ``null-source``."""
+        """Why that one was: ``slot-out-of-range``, ``accepted-out-of-range``, ``null-source``,
+        ``tokens-out-of-range``."""
 
 @final
 class Launch:
@@ -171,7 +172,7 @@ class Kda:
         stride, updated in place. ``state_source`` is read instead of ``state``.
         ``slots``: i32 [requests] or [requests, columns], any row stride. ``accepted``: i32
         [requests], makes it a verify step of ``tokens`` tokens a request (``None``: the columns of
-        ``slots``). ``token_counts``: i32 [requests], for ragged settings: rows that each request
+        ``slots``; with records it must be given). ``token_counts``: i32 [requests], for ragged settings: rows that each request
         brings. ``records``: f32 [slots, records, heads, 3, 128], a slot dense, any slot stride that is
         a multiple of 4, updated in place, for verify steps that keep records; ``slots`` is read in
         its first column then.
@@ -179,7 +180,9 @@ class Kda:
         The memory must live until the launch has finished, nothing else may write what it reads or
         touch what it writes meanwhile, and live slots are distinct over the batch."""
 
-    def check_caches(self, *, conv_cache: _Tensor, state: _Tensor) -> None:
+    def check_caches(
+        self, *, conv_cache: _Tensor, state: _Tensor, records: Optional[_Tensor] = None
+    ) -> None:
         """Checks dtypes, shapes, inner strides and device of the pools, as ``run`` does."""
 
     def take_faults(self, stream: _Stream) -> Optional[Faults]:

@@ -159,8 +159,8 @@ class PreparedKda:
     def prepare_caches(self, caches: Sequence[Any]) -> "PreparedKda":
         """Gets and loads the kernels of every policy, and checks the pools. ``caches``: the conv
         cache (bf16) and the state pool (f32 or bf16, [slots, heads, 128 values, 128 keys]), and with
-        records their pool (f32 [slots, records, heads, 3, 128]); further entries are not read. Layers of equal settings share one object, so all but the first cost
-        nothing. Not during a capture."""
+        records their pool (f32 [slots, records, heads, 3, 128]); further entries are not read. Layers
+        of equal settings share one object, so all but the first cost nothing. Not during a capture."""
         needed = 4 * self.dim + HEAD_DIM + self.heads
         policies = []
         for key, (pitch, mode) in self.policies.items():
@@ -183,7 +183,8 @@ class PreparedKda:
                 stream = _current_stream(self.device)
                 kda = Kda(identity[0], policies, stream=stream, **options)
                 _shared[identity] = kda
-        kda.check_caches(conv_cache=conv, state=state)
+        records = self._records(caches)
+        kda.check_caches(conv_cache=conv, state=state, records=records)
         self._kda = kda
         self.kernels = {}
         kernels, rows = kda.kernels, kda.policies
@@ -192,6 +193,14 @@ class PreparedKda:
             index = next(k for kind, most, k in rows if kind == tokens and most >= requests)
             self.kernels[key] = kernels[index]
         return self
+
+    def _records(self, caches: Sequence[Any]) -> Any:
+        """The record pool, where verify steps keep one."""
+        if self._rollback != "records":
+            return None
+        if len(caches) < 3:
+            raise ValueError("caches has no record pool, the third entry with rollback='records'")
+        return caches[2]
 
     @property
     def kda(self) -> Kda:
@@ -215,14 +224,13 @@ class PreparedKda:
 
         ``projected``: bf16 [rows, at least 4 dim + 128 + heads], any row stride. ``out``: bf16
         [at least rows, dim]. ``slots``: i32 [at least rows], for verify steps [at least requests,
-        tokens], any row stride. ``accepted``: i32 [at least requests], for verify steps.
+        tokens], any row stride, with records [at least requests]. ``accepted``: i32 [at least requests], for verify steps.
         ``token_counts``: i32 [at least requests], for ragged ones: rows that each request brings.
-        ``tokens``: of a verify step; ``None``: the columns of ``slots``. The pools and ``out`` are
-        written."""
+        ``tokens``: of a verify step; ``None``: the columns of ``slots``, but with records it must be
+        given. The pools and ``out`` are written."""
         conv, state = caches[:2]
-        with_records = accepted is not None and self._rollback == "records"
-        records = caches[2] if with_records else None
-        if accepted is not None and slots.stride()[1] != 1:
+        records = self._records(caches) if accepted is not None else None
+        if len(slots.shape) == 2 and slots.stride()[1] != 1:
             slots = slots.contiguous()
         if _is_compiling():
             _step_op(
