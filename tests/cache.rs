@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use kda_codegen::{Arch, KernelSpec, Nvrtc, Resources};
+use kda_codegen::{Arch, GateInput, KernelSpec, Nvrtc, Resources, Rollback};
 use kda_runtime::{
     Defect, DiskCache, Error, Kernel, KernelBundle, KernelSources, Kernels, Origin, encode_bundle,
 };
@@ -299,6 +299,27 @@ fn a_missing_kernel_names_the_nearest() {
          sm_90a, and nvrtc is not among them; nearest kernel of the bundle: heads is 6 there, 12 \
          wanted"
     );
+    // Where an option of `gen` is easily forgotten, it is named.
+    let step = KernelSpec::new(Arch::Sm90a, 6);
+    let held = [step, step.with_verify(2)].map(|spec| kernel_of(&spec, 10));
+    let sources = sources_of(encode_bundle(&held).unwrap()).unwrap();
+    let verify = step.with_verify(2);
+    let (mut ragged, mut records, mut projected) = (verify, verify, step);
+    ragged.ragged = true;
+    records.rollback = Rollback::Records;
+    projected.gate_input = GateInput::Projected;
+    let reset = KernelSpec::reset(Arch::Sm90a, step.null_rule, step.state_dtype);
+    for (wanted, option) in [
+        (step.with_verify(1), "--verify-one"),
+        (reset, "--reset"),
+        (ragged, "--ragged"),
+        (records, "--rollback records"),
+        (projected, "--gate-input projected"),
+    ] {
+        let said = sources.kernel(&wanted).unwrap_err().to_string();
+        let option = format!(" wanted (cargo xtask gen {option})");
+        assert!(said.ends_with(&option), "{said}, {option}");
+    }
 }
 
 #[test]

@@ -43,6 +43,14 @@ fn the_header_is_the_generated_one() {
         "{} differs, KDA_BLESS=1 renews it",
         header.display()
     );
+    // A field that is "A KdaX." can be written by name.
+    let named = found.split("* A Kda").skip(1);
+    let named: Vec<_> = named.filter_map(|rest| rest.split_once('.')).collect();
+    assert!(named.len() >= 9, "{}", named.len());
+    for (name, _) in named {
+        let name = name.split([';', ',', ' ', '\n']).next().unwrap();
+        assert!(found.contains(&format!("enum Kda{name}")), "Kda{name}");
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -208,6 +208,31 @@ typedef uint32_t KdaStateDtype;
 #endif // __cplusplus
 
 /**
+ * What a verify step keeps, for every number of its tokens that may be accepted.
+ */
+enum KdaRollback
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /**
+   * A state after every token, each in a slot of its own.
+   */
+  KDA_ROLLBACK_CHECKPOINTS = 0,
+  /**
+   * The state after the first token, and a record of each later one.
+   */
+  KDA_ROLLBACK_RECORDS = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum KdaRollback KdaRollback;
+#else
+typedef uint32_t KdaRollback;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * What may be read before the kernel ahead in the stream has finished.
  */
 enum KdaEarlyReads
@@ -378,7 +403,8 @@ typedef struct KdaConfig {
 } KdaConfig;
 
 /**
- * One rule: steps of this kind with up to `max_requests` requests run in `mode`.
+ * One rule: steps of this kind with up to `max_requests` requests run in `mode`. Of several that cover a
+ * step the one with the fewest requests serves it; their order does not matter.
  */
 typedef struct KdaPolicy {
   /**
@@ -386,7 +412,7 @@ typedef struct KdaPolicy {
    */
   size_t verify_tokens;
   /**
-   * Largest number of requests.
+   * Largest number of requests, from 1.
    */
   size_t max_requests;
   /**
@@ -469,7 +495,8 @@ typedef struct KdaRows {
  */
 typedef struct KdaStep {
   /**
-   * 0 is a decode step, 1..=16 a verify step of so many tokens.
+   * 0 is a decode step, 1..=16 a verify step of so many tokens. After a verify step of which more
+   * than one token was accepted comes a verify step, never a decode step.
    */
   size_t verify_tokens;
   /**
@@ -554,7 +581,7 @@ typedef struct KdaStep {
   struct KdaBuffer accepted;
   /**
    * i32 `[requests]`, for ragged verify steps: rows that each request brings, 0 to the step's
-   * tokens.
+   * tokens. With 0 nothing of the request is touched: its state stays in `state_source`.
    */
   struct KdaBuffer token_counts;
   /**
@@ -650,7 +677,7 @@ typedef struct KdaReset {
    */
   struct KdaRows conv_cache;
   /**
-   * Positions of a conv line.
+   * Positions of a conv line, at least 3.
    */
   size_t conv_length;
   /**
@@ -810,8 +837,7 @@ void kda_prepared_destroy(struct KdaPrepared *prepared);
 
 /**
  * Gets and loads the kernel that zeroes the state and conv line of slots, for requests that reuse
- * them. `sources` may be NULL. `stream` is only asked whether it is being captured. Not yet run on
- * hardware.
+ * them. `sources` may be NULL. `stream` is only asked whether it is being captured.
  *
  * # Safety
  *

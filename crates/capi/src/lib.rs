@@ -185,13 +185,14 @@ pub struct KdaConfig {
     pub eps: f32,
 }
 
-/// One rule: steps of this kind with up to `max_requests` requests run in `mode`.
+/// One rule: steps of this kind with up to `max_requests` requests run in `mode`. Of several that cover a
+/// step the one with the fewest requests serves it; their order does not matter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct KdaPolicy {
     /// Tokens a request brings: 0 is a decode step, 1..=16 a verify step of so many.
     pub verify_tokens: usize,
-    /// Largest number of requests.
+    /// Largest number of requests, from 1.
     pub max_requests: usize,
     /// A schedule, for example `split8-128x8-cluster`; NULL: the measured choice, of the policy file
     /// in KdaSources or for the device, with `max_requests` unread.
@@ -246,7 +247,8 @@ pub struct KdaRows {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KdaStep {
-    /// 0 is a decode step, 1..=16 a verify step of so many tokens.
+    /// 0 is a decode step, 1..=16 a verify step of so many tokens. After a verify step of which more
+    /// than one token was accepted comes a verify step, never a decode step.
     pub verify_tokens: usize,
     /// Requests; 0 launches nothing.
     pub requests: usize,
@@ -289,7 +291,7 @@ pub struct KdaStep {
     /// i32 `[requests]`, for verify steps.
     pub accepted: KdaBuffer,
     /// i32 `[requests]`, for ragged verify steps: rows that each request brings, 0 to the step's
-    /// tokens.
+    /// tokens. With 0 nothing of the request is touched: its state stays in `state_source`.
     pub token_counts: KdaBuffer,
     /// f32 `[slots, record_count, heads, 3, 128]`, 16-byte aligned, updated in place, for verify steps
     /// that keep records; the stride is between slots, a multiple of 4.
@@ -313,7 +315,7 @@ pub struct KdaReset {
     pub slot_columns: usize,
     /// bf16, written; the stride is between slots.
     pub conv_cache: KdaRows,
-    /// Positions of a conv line.
+    /// Positions of a conv line, at least 3.
     pub conv_length: usize,
     /// `[slots, heads, 128 values, 128 keys]`, written; the stride is between slots.
     pub state: KdaRows,

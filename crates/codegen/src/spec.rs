@@ -137,8 +137,8 @@ choice! {
     EarlyReads ("early reads", "weights, caches") {
         /// Weights only: always right.
         Weights = "weights",
-        /// Also conv cache, state, slots and accepted: the caller promises that the kernel
-        /// directly ahead writes none of them.
+        /// Also conv cache, state, records, slots, accepted and token counts: the caller promises that
+        /// the kernel directly ahead writes none of them.
         Caches = "caches",
     }
 }

@@ -244,6 +244,21 @@ pub struct Difference {
     pub wanted: String,
 }
 
+impl Difference {
+    /// The option of `cargo xtask gen` that makes kernels of the wanted value, where a newcomer would not
+    /// look for it.
+    pub(crate) fn option(&self) -> Option<&'static str> {
+        match (&*self.field, &*self.wanted) {
+            ("verify", "true") => Some("--verify-one"),
+            ("role", "reset") => Some("--reset"),
+            ("ragged", "true") => Some("--ragged"),
+            ("rollback", "records") => Some("--rollback records"),
+            ("gate_input", "projected") => Some("--gate-input projected"),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Difference {

@@ -127,7 +127,8 @@ impl Config {
 /// What a step does with its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StepKind {
-    /// One token a request, from the state in its slot.
+    /// One token a request, from the state in its slot: what a decode step left, or a verify step of
+    /// which one token was accepted.
     Decode,
     /// This many tokens a request, from the checkpoint or the records that `accepted` chooses.
     Verify(usize),

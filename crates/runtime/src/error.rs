@@ -240,11 +240,17 @@ impl fmt::Display for Error {
                 entry,
                 arch,
                 nearest: Some(difference),
-            } => write!(
-                f,
-                "no source has {entry} for {arch}, and nvrtc is not among them; nearest kernel of \
-                 the bundle: {difference}"
-            ),
+            } => {
+                write!(
+                    f,
+                    "no source has {entry} for {arch}, and nvrtc is not among them; nearest kernel \
+                     of the bundle: {difference}"
+                )?;
+                match difference.option() {
+                    Some(option) => write!(f, " (cargo xtask gen {option})"),
+                    None => Ok(()),
+                }
+            }
             Error::BundleUnreadable { path, source }
             | Error::PolicyFileUnreadable { path, source } => {
                 write!(f, "{}: {source}", path.display())

@@ -328,9 +328,9 @@ impl PolicyFile {
     ///
     /// # Errors
     ///
-    /// [`Error::PolicyFileUnreadable`] when the file cannot be read, [`Error::PolicyFileIllegal`] for
-    /// a text that is none: too large, no TOML, or a field that is unknown, missing or has a value
-    /// that is not allowed.
+    /// [`Error::PolicyFileUnreadable`] when the file cannot be read or is larger,
+    /// [`Error::PolicyFileIllegal`] for a text that is none: no TOML, or a field that is unknown,
+    /// missing or has a value that is not allowed.
     pub fn from_path(path: &Path) -> Result<PolicyFile, Error> {
         let bytes =
             read_bounded(path, MOST_BYTES).map_err(|source| Error::PolicyFileUnreadable {

@@ -296,7 +296,8 @@ pub struct Step {
     pub accepted: Option<Buffer>,
     /// i32 `[requests]`, for ragged verify steps: how many of its rows a request brings, 0 to the
     /// step's tokens. It is served as a step of so many tokens would serve it; its other rows of
-    /// `out` keep their bytes, and with 0 nothing of the request is touched.
+    /// `out` keep their bytes, and with 0 nothing of the request is touched: its state stays in
+    /// `state_source`, where that is given.
     pub token_counts: Option<Buffer>,
     /// For verify steps with [`Rollback::Records`], updated in place.
     pub records: Option<RecordPool>,
