@@ -188,6 +188,72 @@ fn replay(executable: sys::CUgraphExec, stream: Stream) {
 
 const GLOBAL: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
 
+/// Read from one pool, written to another: a step in place would find nothing but NaN.
+#[test]
+fn a_second_pool_is_read_and_the_first_one_written() {
+    over_emulated_driver(
+        "a_second_pool_is_read_and_the_first_one_written",
+        &[],
+        || {
+            let device = cuda::current_device().unwrap();
+            let (stream, kernels) = (cuda::new_stream().unwrap(), compiled());
+            for (seed, tokens, records) in [(11, 1, false), (12, 3, false), (13, 3, true)] {
+                for ragged in [false, tokens > 1] {
+                    let limits = Limits {
+                        tokens: vec![tokens],
+                        records: vec![records],
+                        ragged: vec![ragged],
+                        projected_gates: vec![false],
+                        ..Limits::small().live()
+                    };
+                    let placed = Placed::new(Case::sized(seed, &limits, 1, 3));
+                    let prepared = placed.prepare(&device, stream, &kernels);
+                    run(&prepared, stream, &placed.step()).unwrap();
+                    let wanted = placed.after();
+
+                    let mut empty = placed.buffers.clone();
+                    empty.state.data_mut().fill(0xff);
+                    placed.upload(&empty);
+                    let state = &placed.buffers.state;
+                    let source = DeviceMemory::new(state.bytes.len()).unwrap();
+                    source.upload(0, &state.bytes).unwrap();
+                    let mut step = placed.step();
+                    let offset = step.state.buffer.address - placed.memory.address("state_pool");
+                    let mut pool = step.state;
+                    pool.buffer.address = source.address + offset;
+                    step.state_source = Some(pool);
+                    run(&prepared, stream, &step).unwrap();
+                    let found = placed.after();
+
+                    let text = format!("{tokens} tokens, records {records}, ragged {ragged}");
+                    for ((name, a), (_, b)) in wanted.regions().iter().zip(found.regions()) {
+                        assert!(
+                            *name == "state_pool" || a.bytes == b.bytes,
+                            "{text}: {name}"
+                        );
+                    }
+                    let words = |bytes: &[u8]| -> Vec<[u8; 4]> {
+                        bytes
+                            .chunks_exact(4)
+                            .map(|w| w.try_into().unwrap())
+                            .collect()
+                    };
+                    let before = words(state.data());
+                    let (wanted, found) = (words(wanted.state.data()), words(found.state.data()));
+                    let mut written = 0;
+                    for i in 0..before.len() {
+                        // What the step in place wrote, or what was there.
+                        let kept = wanted[i] == before[i] && found[i] == [0xff; 4];
+                        assert!(kept || found[i] == wanted[i], "{text}: word {i}");
+                        written += usize::from(!kept);
+                    }
+                    assert!(written > 0, "{text}");
+                }
+            }
+        },
+    );
+}
+
 /// What `validate --arch` does on a GPU.
 #[test]
 fn kernels_of_an_older_architecture_run_on_the_device_at_hand() {

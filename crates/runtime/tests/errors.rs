@@ -508,7 +508,22 @@ fn settings() {
         refused(|c| c.gate = Gate::LowerBound(0.0)),
         "lower bound is 0, allowed: finite and below 0"
     );
+    assert_eq!(
+        refused(|c| c.scale = 0.0),
+        "scale is 0, allowed: finite and not 0"
+    );
     assert_eq!(refused(|c| c.heads = 129), "heads is 129, allowed: 1..=128");
+    // A policy that serves no step is a forgotten number.
+    let none = Policy {
+        kind: StepKind::Decode,
+        max_requests: 0,
+        mode: Mode::default(),
+    };
+    let plan = Plan::new(Arch::Sm90a, &Config::kimi_k3(HEADS), &Policies(vec![none]));
+    assert_eq!(
+        plan.unwrap_err().to_string(),
+        "max_requests is 0, allowed: 1 and up"
+    );
 }
 
 #[test]
