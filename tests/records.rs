@@ -1,5 +1,5 @@
 //! A chain of steps with records and one with checkpoints, as an engine runs them: each step starts
-//! from what the one before it left.
+//! from what the one before it left, decode steps lie between, and requests move to other slots.
 
 use std::collections::HashSet;
 
@@ -53,9 +53,12 @@ fn step(seed: u64, tokens: usize, state_type: StateType) -> Case {
     case
 }
 
-/// The same step with records; its table is the other's, of which it reads the first column.
-fn with_records(case: &Case) -> Case {
+/// The same step with records and a slot a request, the first column of its table.
+fn with_records(case: &Case, slots: &[i32]) -> Case {
     let mut case = case.clone();
+    for (request, &slot) in slots.iter().enumerate() {
+        case.slots[request * MOST] = slot;
+    }
     case.shape.records = Some(RecordShape {
         count: MOST - 1,
         slot_stride: (MOST - 1) * HEADS * RECORD_SIZE,
@@ -88,6 +91,30 @@ impl Pools {
     }
 }
 
+impl Pools {
+    /// Moves what a request has in slot `from` to slot `to`, as an engine does, and leaves NaN.
+    fn relocate(&mut self, shape: &Shape, from: i32, to: i32) {
+        let (conv_cache, state, records) = self.0.as_mut().expect("a step ran");
+        let element_bytes = match shape.state_type {
+            StateType::F32 => 4,
+            StateType::Bf16 => 2,
+        };
+        for (region, slot_bytes) in [
+            (conv_cache, shape.conv_slot_stride * 2),
+            (state, shape.state_slot_stride * element_bytes),
+            (
+                records.as_mut().expect("records"),
+                shape.records.expect("records").slot_stride * 4,
+            ),
+        ] {
+            let [from, to] = [from, to].map(|slot| slot as usize * slot_bytes);
+            let data = region.data_mut();
+            data.copy_within(from..from + slot_bytes, to);
+            data[from..from + slot_bytes].fill(0xff);
+        }
+    }
+}
+
 #[test]
 fn chains_of_steps_agree_bit_for_bit() {
     let kernels = KernelCache::new(load_nvrtc().expect("libnvrtc"));
@@ -102,34 +129,53 @@ fn chains_of_steps_agree_bit_for_bit() {
         let mut rng = Rng::stream(1, 70);
         let (mut checkpoints, mut records) = (Pools::default(), Pools::default());
         let mut accepted = vec![1; REQUESTS];
-        for number in 0..8 {
-            let tokens = [3, 4, 1, 2][number % 4];
+        // The first columns of the table, and a slot that is free.
+        let mut slots: Vec<i32> = (0..REQUESTS).map(|r| (1 + r * MOST) as i32).collect();
+        let mut free = (REQUESTS * MOST + 1) as i32;
+        for number in 0..10 {
+            let tokens = [3, 4, 1, 2, 1][number % 5];
             let mut case = step(100 + number as u64, tokens, state_type);
+            // A decode step, and ahead of it one of which a token is accepted.
+            let (decode, one) = (number % 5 == 4, number % 5 == 3);
             // Every chain begins with all of them.
-            let fewest = usize::from(number == 0);
+            let fewest = usize::from(number == 0 || decode || one);
             let counts: Vec<i32> = (0..REQUESTS)
                 .map(|_| rng.between(fewest, tokens) as i32)
                 .collect();
-            (case.accepted, case.token_counts) = (Some(accepted.clone()), Some(counts.clone()));
+            if decode {
+                assert_eq!(accepted, [1; REQUESTS]);
+                (case.verify, case.accepted, case.token_counts) = (false, None, None);
+            } else {
+                (case.accepted, case.token_counts) = (Some(accepted.clone()), Some(counts.clone()));
+            }
             let mode = modes[number % modes.len()];
             let a = checkpoints.run(&mut executor, &case, mode);
-            let b = records.run(&mut executor, &with_records(&case), modes[(number + 1) % 3]);
+            let mut kept = with_records(&case, &slots);
+            let shape = kept.shape.clone();
+            if decode {
+                kept.shape.records = None;
+            }
+            let b = records.run(&mut executor, &kept, modes[(number + 1) % 3]);
             assert!(a.out == b.out, "step {number}");
             for request in 0..REQUESTS {
                 let first = case.slots[request * MOST] as usize;
                 // Positions that no step has written yet are NaN.
-                let line = |buffers: &Buffers| -> Vec<u16> {
-                    let line = buffers.line(&case.shape, first, 0, tokens + 2);
+                let line = |buffers: &Buffers, slot: usize| -> Vec<u16> {
+                    let line = buffers.line(&case.shape, slot, 0, tokens + 2);
                     line.into_iter().map(bf16::to_bits).collect()
                 };
-                let same = line(&a) == line(&b);
+                let same = line(&a, first) == line(&b, slots[request] as usize);
                 assert!(same, "step {number} request {request}");
                 if counts[request] == 0 {
                     continue;
                 }
                 seen.insert((accepted[request], counts[request]));
-                accepted[request] = rng.between(1, counts[request] as usize) as i32;
+                let most = if one { 1 } else { counts[request] as usize };
+                accepted[request] = rng.between(1, most) as i32;
             }
+            let moving = number % REQUESTS;
+            records.relocate(&shape, slots[moving], free);
+            std::mem::swap(&mut slots[moving], &mut free);
         }
     }
     // What is accepted and what follows both vary, among them more accepted than the next step has.
