@@ -151,7 +151,7 @@ fn chains_of_steps_agree_bit_for_bit() {
             let mode = modes[number % modes.len()];
             let a = checkpoints.run(&mut executor, &case, mode);
             let mut kept = with_records(&case, &slots);
-            let shape = kept.shape.clone();
+            let shape = kept.shape;
             if decode {
                 kept.shape.records = None;
             }
