@@ -2,7 +2,7 @@
 //! driver serves as well: kernels are PTX then.
 
 use std::error::Error;
-use std::ffi::c_void;
+use std::ffi::{CString, c_void};
 use std::path::Path;
 
 use cudarc::driver::sys;
@@ -253,6 +253,49 @@ pub unsafe fn synchronize(stream: Stream) -> Result<(), Box<dyn Error>> {
 /// hand: `KDA_ON_DEVICE` is set.
 pub fn on_device() -> bool {
     std::env::var_os("KDA_ON_DEVICE").is_some()
+}
+
+/// A kernel of a test's own, loaded for the rest of the process.
+pub(crate) struct OwnKernel(sys::CUfunction);
+
+impl OwnKernel {
+    /// Loads a cubin, or PTX with a zero byte behind it, into the current context.
+    pub(crate) fn load(image: &[u8], entry: &str) -> Result<OwnKernel, Box<dyn Error>> {
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let name = CString::new(entry)?;
+        // SAFETY: the image is complete, the name ends in 0, the handles are locals.
+        unsafe {
+            check(
+                "cuModuleLoadData",
+                sys::cuModuleLoadData(&mut module, image.as_ptr().cast()),
+            )?;
+            check(
+                "cuModuleGetFunction",
+                sys::cuModuleGetFunction(&mut function, module, name.as_ptr()),
+            )?;
+        }
+        Ok(OwnKernel(function))
+    }
+
+    /// Launches it on the default stream. Every parameter has 64 bits, and what the kernel touches is
+    /// live device memory: both are the test's to see to.
+    pub(crate) fn launch(
+        &self,
+        blocks: u32,
+        threads: u32,
+        values: &[u64],
+    ) -> Result<(), Box<dyn Error>> {
+        let stream = std::ptr::null_mut();
+        let mut values = values.to_vec();
+        let mut parameters: Vec<_> = values.iter_mut().map(|v| (&raw mut *v).cast()).collect();
+        // SAFETY: the function is loaded; the rest is said above.
+        check("cuLaunchKernel", unsafe {
+            let (values, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
+            sys::cuLaunchKernel(
+                self.0, blocks, 1, 1, threads, 1, 1, 0, stream, values, extra,
+            )
+        })
+    }
 }
 
 /// Runs cases on device 0.

@@ -2,16 +2,13 @@
 //! after another: in the emulator, or on a GPU, whose approximate instructions only it knows.
 
 use std::error::Error;
-use std::ffi::CString;
-use std::ptr;
 
-use cudarc::driver::sys;
 use kda_codegen::{Arch, CompiledKernel, KernelSpec, Nvrtc, Source, source};
 use kda_emulator::{Launch, Memory, Module, Options, Param};
 use kda_reference::Gate;
 use kda_reference::loss::{self, Bounded};
 
-use crate::cuda::{self, DeviceMemory, check};
+use crate::cuda::{self, DeviceMemory, OwnKernel};
 
 const LOWER_BOUND: f32 = -5.0;
 const ENTRY: &str = "elementary";
@@ -143,7 +140,7 @@ impl Worst {
 /// Where the functions run.
 enum Place {
     Emulator(Module),
-    Device(sys::CUfunction, DeviceMemory),
+    Device(OwnKernel, DeviceMemory),
 }
 
 /// The functions, compiled for one place.
@@ -180,16 +177,7 @@ impl Elementary {
         } else {
             compiled.cubin
         };
-        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the image is complete; the handle is a local.
-        check("cuModuleLoadData", unsafe {
-            sys::cuModuleLoadData(&mut module, image.as_ptr().cast())
-        })?;
-        let name = CString::new(ENTRY)?;
-        // SAFETY: the module is loaded, the name ends in 0, the handle is a local.
-        check("cuModuleGetFunction", unsafe {
-            sys::cuModuleGetFunction(&mut function, module, name.as_ptr())
-        })?;
+        let function = OwnKernel::load(&image, ENTRY)?;
         let memory = DeviceMemory::new(LAUNCH as usize * 4)?;
         Ok(Elementary(Place::Device(function, memory)))
     }
@@ -258,23 +246,7 @@ impl Elementary {
             }
             Place::Device(function, memory) => {
                 values[4] = memory.address;
-                let mut parameters = values.each_mut().map(|v| (&raw mut *v).cast());
-                // SAFETY: every parameter has 64 bits; it writes `count` floats, which `memory` holds.
-                check("cuLaunchKernel", unsafe {
-                    sys::cuLaunchKernel(
-                        *function,
-                        blocks,
-                        1,
-                        1,
-                        THREADS,
-                        1,
-                        1,
-                        0,
-                        ptr::null_mut(),
-                        parameters.as_mut_ptr(),
-                        ptr::null_mut(),
-                    )
-                })?;
+                function.launch(blocks, THREADS, &values)?;
                 // On the stream that the copy waits for.
                 memory.download(0, results)?;
             }
