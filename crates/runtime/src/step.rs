@@ -495,14 +495,14 @@ impl Plan {
         let dim = heads * HEAD_DIM;
         let tokens = step.kind.tokens();
         let rows = step.requests * tokens;
-        for (what, found) in [
-            ("pool_slots", step.pool_slots),
-            ("conv_cache length", step.conv_cache.length),
-            ("slots columns", step.slots.columns),
+        const MOST: usize = i32::MAX as usize;
+        for (what, found, most) in [
+            ("pool_slots", step.pool_slots, MOST),
+            ("conv_cache length", step.conv_cache.length, MOST),
+            ("slots columns", step.slots.columns, MOST),
             // One more may be accepted than there are records.
-            ("records", step.records.map_or(0, |r| r.count)),
+            ("records", step.records.map_or(0, |r| r.count), MOST - 1),
         ] {
-            let most = i32::MAX as usize - usize::from(what == "records");
             if found > most {
                 return Err(Error::TooLarge { what, found, most });
             }
