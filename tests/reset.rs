@@ -375,7 +375,7 @@ fn bad_operands_are_named() {
             "state_pool is written and shares memory with slots",
         ),
         (
-            |r| r.slots.buffer.address = r.conv_cache.buffer.address,
+            |r| r.slots.buffer.address = r.conv_cache.buffer.address.next_multiple_of(4),
             "conv_cache is written and shares memory with slots",
         ),
         (
