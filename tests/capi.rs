@@ -21,6 +21,16 @@ fn crate_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/capi")
 }
 
+/// Any thread may use a handle, as docs/embedding.md says: it compiles only if that is so.
+#[test]
+fn handles_may_be_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<kda_capi::KdaDevice>();
+    shared::<kda_capi::KdaPrepared>();
+    shared::<kda_capi::KdaPreparedReset>();
+    shared::<kda_capi::KdaPlan>();
+}
+
 #[test]
 fn the_header_is_the_generated_one() {
     let folder = crate_folder();

@@ -65,10 +65,7 @@ fn measurements(file: &str) -> Vec<Measurement> {
 
 /// The mode that the rule gives what was measured.
 fn ruled(m: &Measurement) -> Mode {
-    let config = Config {
-        rollback: m.rollback,
-        ..config(m.heads, m.early_reads)
-    };
+    let config = settings(m.heads, m.early_reads, m.rollback);
     let rule = Policies::for_device(Arch::Sm90a, &config, &[m.kind]);
     rule.serving(m.kind, m.requests).expect("any size").mode
 }
@@ -166,19 +163,21 @@ fn the_shipped_file_is_what_was_measured() {
     assert_eq!(PolicyFile::shipped(), [expected]);
 }
 
-fn config(heads: usize, early_reads: EarlyReads) -> Config {
+fn settings(heads: usize, early_reads: EarlyReads, rollback: Rollback) -> Config {
     Config {
         early_reads,
+        rollback,
         ..Config::kimi_k3(heads)
     }
 }
 
+fn config(heads: usize, early_reads: EarlyReads) -> Config {
+    settings(heads, early_reads, Rollback::Checkpoints)
+}
+
 /// Settings that an entry holds for.
 fn config_of(entry: &PolicyEntry) -> Config {
-    Config {
-        rollback: entry.rollback,
-        ..config(entry.heads, entry.early_reads)
-    }
+    settings(entry.heads, entry.early_reads, entry.rollback)
 }
 
 /// The mode that serves `requests` of the one kind there is.

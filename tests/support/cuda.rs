@@ -2,11 +2,11 @@
 //! driver serves as well: kernels are PTX then.
 
 use std::error::Error;
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, c_void};
 use std::path::Path;
 
 use cudarc::driver::sys;
-use kda_codegen::Arch;
+use kda_codegen::{Arch, CompiledKernel};
 use kda_runtime::{Device, Policies, PreparedKda, Stream};
 
 use crate::kernels::KernelCache;
@@ -255,44 +255,62 @@ pub fn on_device() -> bool {
     std::env::var_os("KDA_ON_DEVICE").is_some()
 }
 
-/// A kernel of a test's own, loaded for the rest of the process.
-pub(crate) struct OwnKernel(sys::CUfunction);
+/// Kernels that are none of the library's, loaded for the rest of the process.
+pub struct OwnModule(sys::CUmodule);
 
-impl OwnKernel {
-    /// Loads a cubin, or PTX with a zero byte behind it, into the current context.
-    pub(crate) fn load(image: &[u8], entry: &str) -> Result<OwnKernel, Box<dyn Error>> {
-        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let name = CString::new(entry)?;
-        // SAFETY: the image is complete, the name ends in 0, the handles are locals.
-        unsafe {
-            check(
-                "cuModuleLoadData",
-                sys::cuModuleLoadData(&mut module, image.as_ptr().cast()),
-            )?;
-            check(
-                "cuModuleGetFunction",
-                sys::cuModuleGetFunction(&mut function, module, name.as_ptr()),
-            )?;
-        }
-        Ok(OwnKernel(function))
+impl OwnModule {
+    /// Loads compiled text into the current context: its cubin, or for an emulated device its PTX.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn load(compiled: &CompiledKernel) -> Result<OwnModule, Box<dyn Error>> {
+        let ptx;
+        let image = if is_emulated()? {
+            ptx = [compiled.ptx.as_bytes(), b"\0"].concat();
+            &ptx
+        } else {
+            &compiled.cubin
+        };
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the image is complete; the handle is a local.
+        check("cuModuleLoadData", unsafe {
+            sys::cuModuleLoadData(&mut module, image.as_ptr().cast())
+        })?;
+        Ok(OwnModule(module))
     }
 
-    /// Launches it on the default stream. Every parameter has 64 bits, and what the kernel touches is
+    /// One of its entry points.
+    ///
+    /// # Errors
+    ///
+    /// The driver's, when there is none of that name.
+    pub fn function(&self, entry: &CStr) -> Result<sys::CUfunction, Box<dyn Error>> {
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded, the name ends in 0, the handle is a local.
+        check("cuModuleGetFunction", unsafe {
+            sys::cuModuleGetFunction(&mut function, self.0, entry.as_ptr())
+        })?;
+        Ok(function)
+    }
+
+    /// Launches one on the default stream. Every parameter has 64 bits, and what the kernel touches is
     /// live device memory: both are the test's to see to.
     pub(crate) fn launch(
         &self,
+        entry: &CStr,
         blocks: u32,
         threads: u32,
         values: &[u64],
     ) -> Result<(), Box<dyn Error>> {
-        let stream = std::ptr::null_mut();
+        let (function, stream) = (self.function(entry)?, std::ptr::null_mut());
         let mut values = values.to_vec();
         let mut parameters: Vec<_> = values.iter_mut().map(|v| (&raw mut *v).cast()).collect();
         // SAFETY: the function is loaded; the rest is said above.
         check("cuLaunchKernel", unsafe {
             let (values, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
             sys::cuLaunchKernel(
-                self.0, blocks, 1, 1, threads, 1, 1, 0, stream, values, extra,
+                function, blocks, 1, 1, threads, 1, 1, 0, stream, values, extra,
             )
         })
     }

@@ -2,16 +2,18 @@
 //! after another: in the emulator, or on a GPU, whose approximate instructions only it knows.
 
 use std::error::Error;
+use std::ffi::CStr;
 
 use kda_codegen::{Arch, CompiledKernel, KernelSpec, Nvrtc, Source, source};
 use kda_emulator::{Launch, Memory, Module, Options, Param};
 use kda_reference::Gate;
 use kda_reference::loss::{self, Bounded};
 
-use crate::cuda::{self, DeviceMemory, OwnKernel};
+use crate::cuda::{self, DeviceMemory, OwnModule};
 
+/// As both the kernel's text and the bound have it.
 const LOWER_BOUND: f32 = -5.0;
-const ENTRY: &str = "elementary";
+const ENTRY: &CStr = c"elementary";
 const THREADS: u32 = 256;
 /// Arguments of a launch.
 const LAUNCH: u32 = 1 << 24;
@@ -28,8 +30,8 @@ extern "C" __global__ void __launch_bounds__(256)
     switch ((int)function) {
         case 0: y = sigmoid_fast(x); break;
         case 1: y = rsqrt_accurate(x); break;
-        case 2: y = exp_accurate(min_nan(max_nan(x, -87.0f), 88.72283f), 0.0f); break;
-        case 3: y = decay_lower_bound(x, 1.0f, 0.0f, -5.0f); break;
+        case 2: { GateWeights w = {}; w.a_log = x; y = rate_of(w); break; }
+        case 3: y = decay_lower_bound(x, 1.0f, 0.0f, LOWER_BOUND); break;
         default: y = decay_softplus(x, 0.0f, 1.0f, 0.0f);
     }
     results[i] = y;
@@ -140,7 +142,7 @@ impl Worst {
 /// Where the functions run.
 enum Place {
     Emulator(Module),
-    Device(OwnKernel, DeviceMemory),
+    Device(OwnModule, DeviceMemory),
 }
 
 /// The functions, compiled for one place.
@@ -149,8 +151,9 @@ pub struct Elementary(Place);
 impl Elementary {
     fn compile(nvrtc: &Nvrtc, arch: Arch) -> Result<CompiledKernel, Box<dyn Error>> {
         let spec = KernelSpec::new(arch, 1);
-        let text = source::render(&spec)?.text + KERNEL;
-        let entry = ENTRY.into();
+        let kernel = KERNEL.replace("LOWER_BOUND", &format!("{LOWER_BOUND:?}f"));
+        let text = source::render(&spec)?.text + &kernel;
+        let entry = ENTRY.to_str()?.into();
         Ok(nvrtc.compile_source(&spec, Source { entry, text })?)
     }
 
@@ -172,14 +175,9 @@ impl Elementary {
     pub fn on_device(nvrtc: &Nvrtc) -> Result<Elementary, Box<dyn Error>> {
         let device = cuda::current_device()?;
         let compiled = Elementary::compile(nvrtc, device.arch())?;
-        let image = if cuda::is_emulated()? {
-            [compiled.ptx.as_bytes(), b"\0"].concat()
-        } else {
-            compiled.cubin
-        };
-        let function = OwnKernel::load(&image, ENTRY)?;
+        let module = OwnModule::load(&compiled)?;
         let memory = DeviceMemory::new(LAUNCH as usize * 4)?;
-        Ok(Elementary(Place::Device(function, memory)))
+        Ok(Elementary(Place::Device(module, memory)))
     }
 
     /// The worst of every `stride`-th f32, from the bits 0 on.
@@ -234,7 +232,7 @@ impl Elementary {
                 memory.add("results", 1 << 32, vec![0; results.len()]);
                 values[4] = 1 << 32;
                 let launch = Launch {
-                    entry: ENTRY,
+                    entry: ENTRY.to_str()?,
                     grid: [blocks, 1, 1],
                     block: [THREADS, 1, 1],
                     cluster: [1; 3],
@@ -244,9 +242,9 @@ impl Elementary {
                 module.launch(&mut memory, &launch, &Options::default())?;
                 results.copy_from_slice(memory.read("results"));
             }
-            Place::Device(function, memory) => {
+            Place::Device(module, memory) => {
                 values[4] = memory.address;
-                function.launch(blocks, THREADS, &values)?;
+                module.launch(ENTRY, blocks, THREADS, &values)?;
                 // On the stream that the copy waits for.
                 memory.download(0, results)?;
             }

@@ -8,18 +8,18 @@ use crate::Gate;
 pub const UNIT: f64 = 1.0 / (1u64 << 24) as f64;
 /// Spacing of f32 near 0.
 pub const TINY: f64 = f32::MIN_POSITIVE as f64 / (1u64 << 23) as f64;
-/// Below this an elementary function may give 0 or stop falling: approximate instructions flush what is
-/// not normal, and exponentials stop at e⁻⁸⁷.
-pub const FLOOR: f64 = 2.0 * f32::MIN_POSITIVE as f64;
+/// Exponentials stop falling at e⁻⁸⁷, which this is, and a few units.
+pub const FLOOR: f64 = 1.645_812e-38;
 
 /// An exact value, and the absolute error that f32 may make of it.
 pub type Bounded = (f64, f64);
 
-/// 1 / (1 + e⁻ˣ): four units, and in the low tail |x| units of e⁻ˡˣˡ.
+/// 1 / (1 + e⁻ˣ): four units, and in the low tail |x| units of e⁻ˡˣˡ. An approximate reciprocal flushes
+/// what is not normal.
 pub fn sigmoid(x: f64) -> Bounded {
     let value = exact_sigmoid(x);
     let units = 4.0 + 2.0 * (-x).clamp(0.0, 200.0);
-    (value, value * UNIT * units + FLOOR)
+    (value, value * UNIT * units + f64::from(f32::MIN_POSITIVE))
 }
 
 /// 1 / √x for x of at least 1e-6: two units.
@@ -28,12 +28,12 @@ pub fn inverse_root(x: f64) -> Bounded {
     (value, 2.0 * UNIT * value)
 }
 
-/// exp(`a_log`), at most the largest f32: an f32 exponent of that size. The last f32 exponent ahead of
-/// the largest f32 is 123 units below it.
+/// exp(`a_log`), at most the largest f32: an f32 exponent of that size. The last exponent that does not
+/// overflow, 88.72283, gives 123.0 units less than the largest f32, and the exponential loses two more.
 pub fn rate(a_log: f64) -> Bounded {
     let (value, largest) = (a_log.exp(), f64::from(f32::MAX));
     if value > largest {
-        return (largest, 128.0 * UNIT * largest);
+        return (largest, 125.0 * UNIT * largest);
     }
     (value, value * UNIT * (a_log.abs() + 2.0) + FLOOR)
 }

@@ -391,7 +391,10 @@ impl fmt::Display for Error {
                 write!(f, "{call} failed with {name} ({code})")?;
                 f.write_str(match code {
                     201 | 400 => ": is it a stream of this object's context?",
-                    700..=719 => ": an earlier launch may be at fault, and the context is lost",
+                    // Those that stay: addresses, instructions, timeouts and assertions of kernels.
+                    700 | 702 | 710 | 714..=719 => {
+                        ": an earlier launch may be at fault, and the context is lost"
+                    }
                     _ => "",
                 })
             }

@@ -543,6 +543,18 @@ fn errors_cross_threads() {
         .to_string(),
         "cuInit failed with CUDA_ERROR_NOT_INITIALIZED (3)"
     );
+    // What helps is said, and only where it is true.
+    let launch = |code| {
+        Error::Cuda {
+            call: "cuLaunchKernelEx",
+            code,
+            name: "NAME".into(),
+        }
+        .to_string()
+    };
+    assert!(launch(201).ends_with("NAME (201): is it a stream of this object's context?"));
+    assert!(launch(719).ends_with("an earlier launch may be at fault, and the context is lost"));
+    assert!(launch(701).ends_with("with NAME (701)"));
     assert_eq!(
         Error::DeviceUnsupported { major: 7, minor: 5 }.to_string(),
         "no kernel exists for compute capability 7.5"

@@ -5,9 +5,9 @@ use std::ffi::CStr;
 use std::ptr;
 
 use cudarc::driver::sys;
-use kda_codegen::{Arch, KernelSpec, Nvrtc, Source};
+use kda_codegen::{Arch, CompiledKernel, KernelSpec, Nvrtc, Source};
 use kda_runtime::{Step, Stream};
-use kda_tests::cuda::{self, DeviceMemory, check};
+use kda_tests::cuda::{DeviceMemory, OwnModule, check};
 
 use super::record::Size;
 
@@ -58,30 +58,9 @@ impl BareKernels {
     ///
     /// NVRTC's or the driver's.
     pub fn load(nvrtc: &Nvrtc, arch: Arch) -> Result<BareKernels, Box<dyn Error>> {
-        let source = Source {
-            entry: "bare".into(),
-            text: include_str!("bare.cu").into(),
-        };
-        // Of a specialisation NVRTC's options take nothing but the architecture.
-        let compiled = nvrtc.compile_source(&KernelSpec::new(arch, 1), source)?;
-        let image = if cuda::is_emulated()? {
-            [compiled.ptx.as_bytes(), b"\0"].concat()
-        } else {
-            compiled.cubin
-        };
-        let mut module = ptr::null_mut();
-        // SAFETY: the image is complete; the handle is a local. The module is never unloaded.
-        check("cuModuleLoadData", unsafe {
-            sys::cuModuleLoadData(&mut module, image.as_ptr().cast())
-        })?;
-        let find = |name: &CStr| {
-            let mut function = ptr::null_mut();
-            // SAFETY: the module is loaded, the name ends in 0, the handle is a local.
-            check("cuModuleGetFunction", unsafe {
-                sys::cuModuleGetFunction(&mut function, module, name.as_ptr())
-            })?;
-            Ok::<_, Box<dyn Error>>(function)
-        };
+        let compiled = compile(nvrtc, arch)?;
+        let module = OwnModule::load(&compiled)?;
+        let find = |entry: &CStr| module.function(entry);
         Ok(BareKernels {
             arch,
             empty: find(c"empty")?,
@@ -241,6 +220,15 @@ impl BareKernels {
     }
 }
 
+fn compile(nvrtc: &Nvrtc, arch: Arch) -> Result<CompiledKernel, kda_codegen::Error> {
+    let source = Source {
+        entry: "bare".into(),
+        text: include_str!("bare.cu").into(),
+    };
+    // Of a specialisation NVRTC's options take nothing but the architecture.
+    nvrtc.compile_source(&KernelSpec::new(arch, 1), source)
+}
+
 /// Word `index` of what [`BareKernels::fill`] writes: two bf16 values.
 pub fn filled(index: usize) -> [f64; 2] {
     let mut hash = (index as u32).wrapping_mul(0x9e37_79b1);
@@ -253,6 +241,67 @@ pub fn filled(index: usize) -> [f64; 2] {
 
 #[cfg(test)]
 mod tests {
+    use kda_codegen::Arch;
+    use kda_emulator::{Launch, Memory, Module, Options, Param};
+    use kda_tests::kernels::load_nvrtc;
+
+    use super::super::record::Size;
+
+    /// The bare pass moves the bytes of a step: all of the slot read, into the slots written.
+    #[test]
+    fn the_bare_pass_moves_whole_slots() {
+        let ptx = super::compile(&load_nvrtc().unwrap(), Arch::Sm90a)
+            .unwrap()
+            .ptx;
+        let module = Module::parse(&ptx).unwrap();
+        for (entry, bf16_state) in [("in_place", false), ("in_place_bf16", true)] {
+            let size = Size {
+                heads: 2,
+                tokens: 2,
+                requests: 1,
+                bf16_state,
+                ..Size::default()
+            };
+            let slot = size.heads * size.tile_bytes();
+            // Reads slot 3, the second column; writes slots 1 and 3.
+            let before: Vec<u8> = (0..4 * slot).map(|i| (i / 7) as u8).collect();
+            let mut memory = Memory::new();
+            memory.add("pool", 1 << 32, before.clone());
+            let ints = |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            memory.add("slots", 2 << 32, ints(&[1, 3]));
+            memory.add("accepted", 3 << 32, ints(&[2]));
+            let launch = Launch {
+                entry,
+                grid: [size.heads as u32, 1, 1],
+                block: [256, 1, 1],
+                cluster: [1; 3],
+                dynamic_shared_bytes: 0,
+                params: &[1 << 32, slot as u64, 2 << 32, 2, 3 << 32, 2].map(Param::U64),
+            };
+            module
+                .launch(&mut memory, &launch, &Options::default())
+                .unwrap();
+            let after = memory.read("pool");
+            let source = &before[3 * slot..];
+            let flipped = |times: u8| -> Vec<u8> {
+                let bit = |i: usize| u8::from(i.is_multiple_of(16)) & times;
+                source
+                    .iter()
+                    .enumerate()
+                    .map(|(i, byte)| byte ^ bit(i))
+                    .collect()
+            };
+            // Each token's tile differs from the one before in one bit of every 16 bytes.
+            assert!(after[slot..2 * slot] == flipped(1), "{entry}");
+            assert!(after[3 * slot..] == flipped(0), "{entry}");
+            assert!(after[..slot] == before[..slot], "{entry}");
+            assert!(
+                after[2 * slot..3 * slot] == before[2 * slot..3 * slot],
+                "{entry}"
+            );
+        }
+    }
+
     #[test]
     fn filled_values_are_small_and_of_both_signs() {
         let values: Vec<f64> = (0..1000).flat_map(super::filled).collect();

@@ -133,6 +133,19 @@ mod tests {
         let published = Published::load();
         let public = |setting, size| published.public(setting, size);
         assert_eq!(public(Setting::Layers, size(12, 1, 8)), Some(9.6));
+        // No public kernel does half the work.
+        for other in [
+            Size {
+                bf16_state: true,
+                ..size(12, 1, 8)
+            },
+            Size {
+                projected_gate: true,
+                ..size(12, 1, 8)
+            },
+        ] {
+            assert_eq!(public(Setting::Layers, other), None);
+        }
         assert_eq!(public(Setting::Layers, size(12, 1, 16)), Some(14.96));
         assert_eq!(public(Setting::Layers, size(96, 1, 256)), Some(1067.0));
         assert_eq!(public(Setting::Layers, size(12, 4, 64)), Some(117.0));

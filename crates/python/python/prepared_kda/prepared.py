@@ -224,7 +224,8 @@ class PreparedKda:
 
         ``projected``: bf16 [rows, at least 4 dim + 128 + heads], any row stride. ``out``: bf16
         [at least rows, dim]. ``slots``: i32 [at least rows], for verify steps [at least requests,
-        tokens], any row stride, with records [at least requests]. ``accepted``: i32 [at least requests], for verify steps.
+        tokens], any row stride, with records [at least requests]. ``accepted``: i32 [at least
+        requests], for verify steps.
         ``token_counts``: i32 [at least requests], for ragged ones: rows that each request brings.
         ``tokens``: of a verify step; ``None``: the columns of ``slots``, but with records it must be
         given. The pools and ``out`` are written."""
