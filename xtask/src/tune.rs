@@ -121,9 +121,11 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     if let Some(path) = options.policies.as_deref().filter(|path| path.exists()) {
         return Err(format!("{} exists; tune overwrites no policy file", path.display()).into());
     }
-    let other = |size: &Size| size.projected_gate || size.bf16_state;
+    let other = |size: &Size| size.projected_gate || size.bf16_state || size.softplus;
     if options.policies.is_some() && options.sizes.all().iter().any(other) {
-        return Err("a policy file holds times of low-rank gates and f32 states".into());
+        return Err(
+            "a policy file holds times of low-rank lower-bound gates and f32 states".into(),
+        );
     }
     let bench = Bench::open(options.layers, options.replays)?;
     println!(
@@ -174,6 +176,7 @@ fn legal(bench: &Bench, size: Size, early_reads: EarlyReads) -> Vec<Mode> {
         spec = spec.with_verify(size.tokens);
     }
     spec.rollback = size.rollback();
+    spec.gate = size.gate();
     spec.gate_input = size.gate_input();
     spec.state_dtype = size.state_dtype();
     spec.legal_modes()
@@ -213,11 +216,15 @@ mod tests {
         assert!(said(&[text]).contains("overwrites no policy file"));
         // Nor is one written of other steps than it serves.
         let new = folder.path().join("new.toml");
-        for other in [["--state", "bf16"], ["--gate-input", "projected"]] {
+        for other in [
+            ["--state", "bf16"],
+            ["--gate-input", "projected"],
+            ["--gate", "softplus"],
+        ] {
             let said = said(&[new.to_str().unwrap(), other[0], other[1]]);
             assert_eq!(
                 said,
-                "a policy file holds times of low-rank gates and f32 states"
+                "a policy file holds times of low-rank lower-bound gates and f32 states"
             );
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "mine");

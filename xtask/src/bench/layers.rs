@@ -232,12 +232,16 @@ fn case(size: Size) -> Case {
         records,
         projected_gate,
         bf16_state,
+        softplus,
     } = size;
     let state_type = match bf16_state {
         true => StateType::Bf16,
         false => StateType::F32,
     };
-    let gate = Gate::LowerBound { lower_bound: -5.0 };
+    let gate = match softplus {
+        true => Gate::Softplus,
+        false => Gate::LowerBound { lower_bound: -5.0 },
+    };
     let limits = Limits {
         max_heads: heads,
         max_requests: requests,

@@ -24,7 +24,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use kda_codegen::{Arch, EarlyReads, Mode};
+use kda_codegen::{Arch, EarlyReads, GateKind, Mode};
 use kda_runtime::{Config, Device, GateInput, Plan, Policies, PreparedKda, Rollback, StateDtype};
 use kda_tests::cuda;
 use kda_tests::kernels::{KernelCache, load_nvrtc};
@@ -57,6 +57,9 @@ pub struct Sizes {
     /// What verify steps keep: checkpoints, records
     #[arg(long, default_value = "checkpoints")]
     rollback: Rollback,
+    /// Decay formula: lower-bound, softplus
+    #[arg(long, default_value = "lower-bound")]
+    gate: GateKind,
     /// Where the gate comes from: low-rank, projected
     #[arg(long, default_value = "low-rank")]
     gate_input: GateInput,
@@ -78,6 +81,7 @@ impl Sizes {
                     records: self.rollback == Rollback::Records && tokens > 1,
                     projected_gate: self.gate_input == GateInput::Projected,
                     bf16_state: self.state == StateDtype::Bf16,
+                    softplus: self.gate == GateKind::Softplus,
                 }));
             }
         }

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
+use kda_codegen::GateKind;
 use kda_runtime::{GateInput, Rollback, StateDtype, StepKind};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,9 @@ pub struct Size {
     /// Whether the state is bf16 in place of f32.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub bf16_state: bool,
+    /// Whether the gate is a softplus in place of the lower-bound gate.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub softplus: bool,
 }
 
 impl Size {
@@ -57,6 +61,14 @@ impl Size {
         }
     }
 
+    /// Formula of the decay.
+    pub fn gate(self) -> GateKind {
+        match self.softplus {
+            true => GateKind::Softplus,
+            false => GateKind::LowerBound,
+        }
+    }
+
     /// Elements of the state.
     pub fn state_dtype(self) -> StateDtype {
         match self.bf16_state {
@@ -76,6 +88,7 @@ impl Size {
             (self.records, ", records"),
             (self.projected_gate, ", projected gate"),
             (self.bf16_state, ", bf16 state"),
+            (self.softplus, ", softplus"),
         ];
         named
             .iter()
@@ -280,6 +293,7 @@ mod tests {
             tokens: 4,
             requests: 16,
             bf16_state: true,
+            softplus: true,
             ..Size::default()
         };
         let (median, min, p90) = (2.5, 2.0, 3.0);
