@@ -248,6 +248,8 @@ impl Policies {
     /// What a policy file says of steps with these settings, and the rule of
     /// [`Policies::for_device`] where it says nothing: for other heads, kinds, early reads or
     /// rollback, between two measured batch sizes that are far apart, and above the largest.
+    /// [`PolicyFile::entry`] tells which of the two serves a step: a file of other heads or kinds is
+    /// no error, and serves none.
     ///
     /// # Errors
     ///
