@@ -379,7 +379,7 @@ pub(crate) fn rule(arch: Arch, config: &Config, kind: StepKind) -> Vec<Policy> {
     let decode = [(16, split8), (56, split4), (120, split2), (ANY, hinted)];
     let promised = [(144, split4), (ANY, wide)];
     let (middle, last) = match (config.rollback_of(kind), kind.tokens()) {
-        // From 3 tokens on wide spills up to 0.2 KiB, and is 10 to 30% faster than widest nevertheless:
+        // From 3 tokens on wide spills up to 0.3 KiB, and is 10 to 30% faster than widest nevertheless:
         // with one state to write, arithmetic is what takes the time.
         (Rollback::Records, _) => (split2, wide),
         (Rollback::Checkpoints, ..=4) => (split4, wide),

@@ -291,3 +291,34 @@ fn case(size: Size) -> Case {
     case.slots = slots;
     case
 }
+
+#[cfg(test)]
+mod tests {
+    use kda_codegen::EarlyReads;
+
+    use super::*;
+
+    #[test]
+    fn the_case_is_of_the_size() {
+        for on in [false, true] {
+            let size = Size {
+                heads: 1,
+                tokens: 2,
+                requests: 2,
+                records: on,
+                projected_gate: on,
+                bf16_state: on,
+                softplus: on,
+            };
+            let config = placed::config(&case(size), EarlyReads::Weights);
+            assert_eq!(config.rollback, size.rollback());
+            assert_eq!(config.gate_input, size.gate_input());
+            assert_eq!(config.state_dtype, size.state_dtype());
+            let gate = match on {
+                true => kda_runtime::Gate::Softplus,
+                false => kda_runtime::Gate::LowerBound(-5.0),
+            };
+            assert_eq!(config.gate, gate);
+        }
+    }
+}

@@ -39,8 +39,8 @@ struct Table {
 
 impl Table {
     fn at(&self, size: Size) -> Option<f64> {
-        // Both tables are of f32 states and low-rank lower-bound gates; records have the times of checkpoints to
-        // beat.
+        // Both tables are of f32 states and low-rank lower-bound gates; records have the times of
+        // checkpoints to beat.
         if size.bf16_state || size.projected_gate || size.softplus {
             return None;
         }

@@ -173,9 +173,9 @@ class Kda:
         ``slots``: i32 [requests] or [requests, columns], any row stride. ``accepted``: i32
         [requests], makes it a verify step of ``tokens`` tokens a request (``None``: the columns of
         ``slots``; with records it must be given). ``token_counts``: i32 [requests], for ragged
-        settings: rows that each request brings. ``records``: f32 [slots, records, heads, 3, 128], a slot dense, any slot stride that is
-        a multiple of 4, updated in place, for verify steps that keep records; ``slots`` is read in
-        its first column then.
+        settings: rows that each request brings. ``records``: f32 [slots, records, heads, 3, 128], a
+        slot dense, any slot stride that is a multiple of 4, updated in place, for verify steps that
+        keep records; ``slots`` is read in its first column then.
 
         The memory must live until the launch has finished, nothing else may write what it reads or
         touch what it writes meanwhile, and live slots are distinct over the batch."""
