@@ -188,7 +188,7 @@ impl Elementary {
     pub fn worst(&self, stride: u32) -> Result<Vec<Worst>, Box<dyn Error>> {
         let stride = u64::from(stride.max(1));
         let total = (1u64 << 32).div_ceil(stride);
-        let mut results = vec![0; LAUNCH.min(total as u32) as usize * 4];
+        let mut results = vec![0; total.min(LAUNCH.into()) as usize * 4];
         let jobs = std::thread::available_parallelism().map_or(1, |n| n.get());
         let mut all = vec![Worst::default(); FUNCTIONS.len()];
         for start in (0..total).step_by(LAUNCH as usize) {
