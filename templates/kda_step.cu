@@ -1,10 +1,11 @@
-// One KDA step: a cluster of VALUE_SPLIT blocks serves one (request, head). Grid: x = head and rank
-// in the cluster, y = request.
+// One KDA step: a cluster of VALUE_SPLIT blocks serves one (request, head). Grid: x = heads times
+// VALUE_SPLIT, y = requests.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KDA_ENTRY(KDA_PARAMETERS) {
     __shared__ Shared shared;
     const int rank = blockIdx.x % VALUE_SPLIT;
-    const int head = blockIdx.x / VALUE_SPLIT;
-    const int request = blockIdx.y;
+    const Pair pair = own_pair();
+    const int head = pair.head;
+    const int request = pair.request;
     const int lane = threadIdx.x % 32;
     const i64 first_row = (i64)request * TOKENS;
 
@@ -25,17 +26,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     load_conv_weights(conv_weights, conv_weight, conv_bias, head, rank);
     const float norm_weight = load_weight(norm + rank * ROWS + own_row());
 
-    if (SLOT_HINTS && !EARLY_CACHES && request * HEADS + head < first_wave()) {
+    if (SLOT_HINTS && !EARLY_CACHES && pair.number < first_wave()) {
         // A hint only: the value may be stale, so it is range-checked and then forgotten. Blocks of
         // later waves start when the launch before is long over; they would only wait twice.
         int slot = load_int(slots + (i64)request * geometry.slots_stride);
         if (!is_null(slot) && slot < geometry.pool_slots) {
-            const state_element* row = state_source + slot * geometry.source_slot_stride;
-#pragma unroll
-            for (int i = 0; i < GROUP_ROWS; ++i)
-#pragma unroll
-                for (int j = 0; j < VECTORS; ++j)
-                    if (threadIdx.x % 8 == 0) prefetch_l2(row + row_offset(head, rank, group_row(i)) + j * ROW_LANES * 4);
+            prefetch_state(state_source + slot * geometry.source_slot_stride, head, rank);
             const bf16_bits* line = conv_cache + slot * geometry.conv_slot_stride;
             ConvChannel c = conv_channel(threadIdx.x % CHANNELS, rank);
             prefetch_l2(line + conv_offset(c.part * DIM + head * HEAD_DIM + c.in_head, 0, geometry));
@@ -58,8 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
         load_gate_inputs(gate_inputs, rows + first_row * pitch, first, pitch);
         load_raw(conv_inputs, qkv + first_row * geometry.qkv_pitch, first, head, rank, geometry.qkv_pitch);
     };
-    auto load_projected = [&]() {
-        load_chunk(0);
+    auto load_gates = [&]() {
         beta_bits = load_input(beta + (first_row + min(lane, TOKENS - 1)) * geometry.beta_pitch + head);
 #pragma unroll
         for (int n = 0; n < OUTPUT_TOKENS; ++n) {
@@ -67,6 +62,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
             output_gate_bits[n] = load_input(output_gate + (first_row + t) * geometry.gate_pitch +
                                             head * HEAD_DIM + rank * ROWS + own_row());
         }
+    };
+    auto load_projected = [&]() {
+        load_chunk(0);
+        if constexpr (!LATE_GATES) load_gates();
     };
     if constexpr (!EARLY_CACHES) load_projected();
     const RequestSlots own = resolve_slots(slot_values, slot_row, lane, geometry);
@@ -79,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
             int t = n * ROW_COPIES + lane % ROW_COPIES;
             if (t < own.tokens) store_bits(out_row + (first_row + t) * geometry.out_stride, 0);
         }
-        if (own.fault != FAULT_NONE && blockIdx.x == 0 && threadIdx.x == 0) report_fault(faults, request, own.fault);
+        if (own.fault != FAULT_NONE && head == 0 && rank == 0 && threadIdx.x == 0) report_fault(faults, request, own.fault);
         return;
     }
 
@@ -89,7 +88,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     load_window(conv_inputs, line, own.window_start, head, rank, geometry);
     RowState state;
     const state_element* source = state_source + own.source * geometry.source_slot_stride;
-    if constexpr (TOKENS <= CHUNK) load_state(state, source, head, rank);
+    if constexpr (PREFETCHED_STATE) {
+        if (pair.number < first_wave()) prefetch_state(source, head, rank);
+    }
+    if constexpr (!LATE_STATE) load_state(state, source, head, rank);
     if constexpr (EARLY_CACHES) {
         dependency_wait();
         load_projected();
@@ -109,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
         else compute_gates(shared, gate_weights, gate_inputs, first, lower_bound, rank);
         convolve(shared, conv_inputs, conv_weights, first, own.tokens, line, head, rank, geometry);
     }
-    // With several chunks the registers go to their inputs first.
-    if constexpr (TOKENS > CHUNK) load_state(state, source, head, rank);
+    if constexpr (LATE_GATES) load_gates();
+    if constexpr (LATE_STATE) load_state(state, source, head, rank);
     const float own_beta = sigmoid_fast(widen(beta_bits));
     float output_factor[OUTPUT_TOKENS];
 #pragma unroll
@@ -120,6 +122,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     // q, k, v, old records and (unless the cluster shares them) the gates are in shared memory.
     if constexpr (RECORDS) wait_copies();
     __syncthreads();
+    if constexpr (TOKENS > 1) {
+        normalise_tokens(shared, scale);
+        __syncthreads();
+    }
     if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);
     if constexpr (RECORDS) {
         repeat_records(state, shared, 0, own.window_start);
@@ -134,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     }
 
     float single_output = 0.0f;
-#pragma unroll
+#pragma unroll(UNROLLED_TOKENS)
     for (int t = 0; t < TOKENS; ++t) {
         if (RAGGED && t >= own.tokens) {
             // The cluster's exchange counts the sums of all tokens.
@@ -147,10 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
         int checkpoint = TOKENS == 1 || RECORDS ? own.window : __shfl_sync(FULL_WARP, own.own, t);
         bool kept = RECORDS ? t == 0 : !is_null(checkpoint);
         store_state(state, state_pool + checkpoint * geometry.state_slot_stride, head, rank, kept);
-        if (RECORDS && t > 0) {
-            store_record_update(own_records, t, result.update, head, rank);
-            if (threadIdx.x == 0) shared.k_factor[t] = result.k_factor;
-        }
+        if (RECORDS && t > 0) store_record_update(own_records, t, result.update, head, rank);
         if constexpr (TOKENS == 1) {
             single_output = result.output;
         } else {
@@ -161,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     }
 
     // All partial sums of the cluster are here, and with them every block has read its window.
-    if constexpr (VALUE_SPLIT == 1 || (RECORDS && TOKENS > 1)) __syncthreads();
+    if constexpr (VALUE_SPLIT == 1) __syncthreads();
     if constexpr (VALUE_SPLIT > 1) barrier_wait(shared_address(&shared.norm_barrier), 0);
     __syncwarp();
     const float single_factor = TOKENS == 1 ? inverse_norm_by_lanes(shared.partial[0], eps) : 0.0f;

@@ -36,6 +36,24 @@ __device__ __forceinline__ void load_state(RowState& state, const state_element*
             state.s[i][j] = load_state4(slot + row_offset(head, rank, group_row(i)) + j * ROW_LANES * 4);
 }
 
+__device__ __forceinline__ void prefetch_state(const state_element* slot, int head, int rank) {
+#pragma unroll
+    for (int i = 0; i < GROUP_ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < VECTORS; ++j)
+            if (threadIdx.x % 8 == 0) prefetch_l2(slot + row_offset(head, rank, group_row(i)) + j * ROW_LANES * 4);
+}
+
+// With several chunks, too, the registers go to their inputs first.
+constexpr bool LATE_STATE = TOKENS > CHUNK || CROWDED;
+
+// ptxas moves these steps' loads of the state behind the gates. Where blocks have a multiprocessor
+// to themselves that costs a latency (H200, 16 requests of 4 tokens: 23.7 against 21.1 microseconds).
+constexpr bool PREFETCHED_STATE = VALUE_SPLIT == 1 && !RECORDS && (TOKENS == 3 || TOKENS == 4);
+
+// The token loop of a cluster is rolled where that frees registers or is faster.
+constexpr int UNROLLED_TOKENS = SHARED_GATE && !RECORDS && TOKENS > 2 ? 1 : TOKENS;
+
 // A bf16 pool rounds the state itself: the next token reads what this one stored.
 __device__ __forceinline__ void store_state(RowState& state, state_element* slot, int head, int rank,
                                             bool enabled) {
@@ -47,8 +65,14 @@ __device__ __forceinline__ void store_state(RowState& state, state_element* slot
                                          state.s[i][j], enabled);
 }
 
+__device__ __forceinline__ int shared4_offset(int j) { return (threadIdx.x % ROW_LANES + j * ROW_LANES) * 4; }
+
 __device__ __forceinline__ float4 load_shared4(const float* vector, int j) {
-    return *reinterpret_cast<const float4*>(vector + (threadIdx.x % ROW_LANES + j * ROW_LANES) * 4);
+    return *reinterpret_cast<const float4*>(vector + shared4_offset(j));
+}
+
+__device__ __forceinline__ void store_shared4(float* vector, int j, float4 value) {
+    *reinterpret_cast<float4*>(vector + shared4_offset(j)) = value;
 }
 
 // Sum over the row of a[i] b[i], in every lane.
@@ -61,28 +85,72 @@ __device__ __forceinline__ float row_dot(const float4 (&a)[VECTORS], const float
 
 // What one token gives a thread.
 struct TokenResult {
-    float output;    // of the own row
-    float update;    // u of the own row
-    float k_factor;  // 1 / |k|
+    float output;  // of the own row
+    float update;  // u of the own row
 };
+
+// This lane's part of a token's q (by the scale, too) and k, normalised, and their product in every lane.
+struct Keys {
+    float4 q[VECTORS], k[VECTORS];
+    float kq;
+};
+
+__device__ __forceinline__ Keys normalised(Shared& shared, int token, float scale) {
+    Keys keys;
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+        keys.q[j] = load_shared4(shared.q(token), j);
+        keys.k[j] = load_shared4(shared.k(token), j);
+    }
+    float q_factor = __fmul_rn(rsqrt_accurate(__fadd_rn(row_dot(keys.q, keys.q), 1e-6f)), scale);
+    float k_factor = rsqrt_accurate(__fadd_rn(row_dot(keys.k, keys.k), 1e-6f));
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+        keys.q[j] = scale4(keys.q[j], q_factor);
+        keys.k[j] = scale4(keys.k[j], k_factor);
+    }
+    keys.kq = row_dot(keys.k, keys.q);
+    return keys;
+}
+
+// Normalises every token's q and k in shared memory, a token by each group of lanes: in a verify step
+// the barrier behind it costs less than doing so in every warp. All lanes of a warp take part.
+__device__ __forceinline__ void normalise_tokens(Shared& shared, float scale) {
+    constexpr int WARP_TOKENS = 32 / ROW_LANES;
+#pragma unroll 1
+    for (int first = threadIdx.x / 32 * WARP_TOKENS; first < TOKENS; first += ROW_GROUPS) {
+        int token = first + threadIdx.x % 32 / ROW_LANES;
+        Keys keys = normalised(shared, min(token, TOKENS - 1), scale);
+        // The lanes that repeat the last token read it before its own lanes write.
+        __syncwarp();
+        if (token >= TOKENS) continue;
+#pragma unroll
+        for (int j = 0; j < VECTORS; ++j) {
+            store_shared4(shared.q(token), j, keys.q[j]);
+            store_shared4(shared.k(token), j, keys.k[j]);
+        }
+        if (threadIdx.x % ROW_LANES == 0) shared.kq[token] = keys.kq;
+    }
+}
+
+__device__ __forceinline__ Keys load_keys(Shared& shared, int token) {
+    Keys keys;
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) {
+        keys.q[j] = load_shared4(shared.q(token), j);
+        keys.k[j] = load_shared4(shared.k(token), j);
+    }
+    keys.kq = shared.kq[token];
+    return keys;
+}
 
 // One token on this thread's rows. `v` is the own row's value.
 __device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& shared, int token, float beta,
                                             float v, float scale) {
-    float4 q[VECTORS], k[VECTORS], decay[VECTORS];
+    Keys keys = TOKENS == 1 ? normalised(shared, token, scale) : load_keys(shared, token);
+    float4 decay[VECTORS];
 #pragma unroll
-    for (int j = 0; j < VECTORS; ++j) {
-        q[j] = load_shared4(shared.q(token), j);
-        k[j] = load_shared4(shared.k(token), j);
-        decay[j] = load_shared4(shared.decay[token], j);
-    }
-    float q_factor = __fmul_rn(rsqrt_accurate(__fadd_rn(row_dot(q, q), 1e-6f)), scale);
-    float k_factor = rsqrt_accurate(__fadd_rn(row_dot(k, k), 1e-6f));
-#pragma unroll
-    for (int j = 0; j < VECTORS; ++j) {
-        q[j] = scale4(q[j], q_factor);
-        k[j] = scale4(k[j], k_factor);
-    }
+    for (int j = 0; j < VECTORS; ++j) decay[j] = load_shared4(shared.decay[token], j);
     float sum_k[GROUP_ROWS], sum_q[GROUP_ROWS];
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {
@@ -90,8 +158,8 @@ __device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& share
 #pragma unroll
         for (int j = 0; j < VECTORS; ++j) {
             state.s[i][j] = multiply4(state.s[i][j], decay[j]);
-            partial_k[j] = dot4(state.s[i][j], k[j]);
-            partial_q[j] = dot4(state.s[i][j], q[j]);
+            partial_k[j] = dot4(state.s[i][j], keys.k[j]);
+            partial_q[j] = dot4(state.s[i][j], keys.q[j]);
         }
         sum_k[i] = lane_tree(partial_k);
         sum_q[i] = lane_tree(partial_q);
@@ -100,12 +168,12 @@ __device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& share
     float state_k = reduce_transposed<ROW_LANES>(sum_k, lane);
     float state_q = reduce_transposed<ROW_LANES>(sum_q, lane);
     float update = __fmul_rn(beta, __fadd_rn(v, -state_k));
-    float output = __fmaf_rn(update, row_dot(k, q), state_q);
+    float output = __fmaf_rn(update, keys.kq, state_q);
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {
         float u = GROUP_ROWS == 1 ? update : __shfl_sync(FULL_WARP, update, i * ROW_COPIES, ROW_LANES);
 #pragma unroll
-        for (int j = 0; j < VECTORS; ++j) state.s[i][j] = fma4(u, k[j], state.s[i][j]);
+        for (int j = 0; j < VECTORS; ++j) state.s[i][j] = fma4(u, keys.k[j], state.s[i][j]);
     }
-    return {output, update, k_factor};
+    return {output, update};
 }

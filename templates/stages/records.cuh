@@ -56,6 +56,6 @@ __device__ __forceinline__ void store_record_keys(const Shared& shared, float* s
         int token = 1 + i / ROWS, key = rank * ROWS + i % ROWS;
         float* record = slot + record_offset(token - 1, head) + key;
         store_float(record, shared.decay[token][key]);
-        store_float(record + HEAD_DIM, __fmul_rn(shared.qkv[token][HEAD_DIM + key], shared.k_factor[token]));
+        store_float(record + HEAD_DIM, shared.qkv[token][HEAD_DIM + key]);
     }
 }

@@ -3,21 +3,27 @@ constexpr int NORM_GROUP = 4;                 // rows whose squares one partial 
 constexpr int NORM_PARTIALS = 128 / NORM_GROUP;
 constexpr int QKV_CHANNELS = 2 * 128 + 128 / VALUE_SPLIT;
 
-constexpr bool STAGED_INPUT = SHARED_GATE;    // F_A passes through shared memory
+// Threads that hold 64 floats of state each have registers for F_B and the inputs of two tokens beside
+// it, or of four where neither records nor the softplus gate want more. Otherwise F_A passes through
+// shared memory and the state is loaded behind the gates: nothing spills.
+constexpr bool CROWDED = TOKENS > 1 && 128 / VALUE_SPLIT * 128 / THREADS >= 64 && !PROJECTED_GATE &&
+                         (RECORDS || !LOWER_BOUND_GATE || TOKENS > 4);
+constexpr bool STAGED_INPUT = SHARED_GATE || CROWDED;  // F_A passes through shared memory
+constexpr bool LATE_GATES = CROWDED && !RECORDS;       // beta and output gate are loaded behind the gates, too
 
 // Records of one head that are staged at once: as many as 16 tokens leave room for in 48 KiB.
 constexpr int RECORD_CHUNK = 8;
 constexpr int RECORD_FLOATS = 2 * 128 + 128 / VALUE_SPLIT;  // decay, k, and u of this block's rows
 
 struct Shared {
-    // SiLU(conv) of the channels this block computes: q, k (not yet normalised), v of its rows. The
-    // place of v takes the outputs, before the norm.
+    // SiLU(conv) of the channels this block computes: q, k, v of its rows. Verify steps normalise q and
+    // k in place; the place of v takes the outputs, before the norm.
     alignas(16) float qkv[TOKENS][QKV_CHANNELS];
     alignas(16) float decay[TOKENS][128];
     alignas(16) float partial[TOKENS][NORM_PARTIALS];  // sums of squares of four outputs each
     alignas(16) bf16_bits f_a[STAGED_INPUT ? TOKENS : 1][128];
     alignas(16) float records[RECORDS ? RECORD_CHUNK : 1][RECORDS ? RECORD_FLOATS : 4];
-    float k_factor[TOKENS];
+    float kq[TOKENS];                                  // k q, both normalised; verify steps
     u64 gate_barrier;
     u64 norm_barrier;
 

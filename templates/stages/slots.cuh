@@ -10,6 +10,27 @@ struct FaultRecord {
 
 __device__ __forceinline__ bool is_null(int slot) { return NULL_NON_POSITIVE ? slot <= 0 : slot < 0; }
 
+// Heads of one request that blocks take in turn before those of the next request: with all of many
+// heads, F_B has left L2 before it is wanted again.
+__device__ constexpr int head_group() {
+    int heads = HEADS < 12 || VALUE_SPLIT > 1 ? HEADS : 12;
+    while (HEADS % heads != 0) --heads;
+    return heads;
+}
+
+// The (request, head) pair of this block, and its number in the order in which blocks start.
+struct Pair {
+    int number, request, head;
+};
+
+__device__ __forceinline__ Pair own_pair() {
+    constexpr int GROUP = head_group();
+    int number = blockIdx.y * HEADS + blockIdx.x / VALUE_SPLIT;
+    if constexpr (GROUP == HEADS) return {number, (int)blockIdx.y, (int)blockIdx.x / VALUE_SPLIT};
+    int row = number / GROUP;
+    return {number, row % (int)gridDim.y, row / (int)gridDim.y * GROUP + number % GROUP};
+}
+
 // About how many (request, head) pairs are resident at once.
 __device__ __forceinline__ int first_wave() {
     u32 multiprocessors;
