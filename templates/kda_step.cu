@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     if constexpr (RECORDS) wait_copies();
     __syncthreads();
     if constexpr (TOKENS > 1) {
-        normalise_tokens(shared, scale);
+        normalise_tokens(shared, own.tokens, scale);
         __syncthreads();
     }
     if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);

@@ -113,17 +113,17 @@ __device__ __forceinline__ Keys normalised(Shared& shared, int token, float scal
     return keys;
 }
 
-// Normalises every token's q and k in shared memory, a token by each group of lanes: in a verify step
-// the barrier behind it costs less than doing so in every warp. All lanes of a warp take part.
-__device__ __forceinline__ void normalise_tokens(Shared& shared, float scale) {
+// Normalises q and k of the request's `tokens` in shared memory, a token by each group of lanes: in a
+// verify step the barrier behind it costs less than doing so in every warp. All lanes of a warp take part.
+__device__ __forceinline__ void normalise_tokens(Shared& shared, int tokens, float scale) {
     constexpr int WARP_TOKENS = 32 / ROW_LANES;
 #pragma unroll 1
-    for (int first = threadIdx.x / 32 * WARP_TOKENS; first < TOKENS; first += ROW_GROUPS) {
+    for (int first = threadIdx.x / 32 * WARP_TOKENS; first < tokens; first += ROW_GROUPS) {
         int token = first + threadIdx.x % 32 / ROW_LANES;
-        Keys keys = normalised(shared, min(token, TOKENS - 1), scale);
-        // The lanes that repeat the last token read it before its own lanes write.
+        Keys keys = normalised(shared, min(token, tokens - 1), scale);
+        // Lanes past the last token have read it before its own lanes write.
         __syncwarp();
-        if (token >= TOKENS) continue;
+        if (token >= tokens) continue;
 #pragma unroll
         for (int j = 0; j < VECTORS; ++j) {
             store_shared4(shared.q(token), j, keys.q[j]);

@@ -81,7 +81,7 @@ impl Case {
     /// The case of `seed` within `limits`: the same two give the same case everywhere.
     pub fn random(seed: u64, limits: &Limits) -> Case {
         let mut rng = Rng::stream(seed, 1);
-        let heads = limits.specialisation_rng(seed).between(1, limits.max_heads);
+        let heads = limits.heads(seed);
         let requests = rng.between(1, limits.max_requests);
         Case::sized(seed, limits, heads, requests)
     }

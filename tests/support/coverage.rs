@@ -13,6 +13,9 @@ use crate::limits::Limits;
 /// Fewer specialisations than this may not hold every value of every dimension.
 const COVERING_SPECIALISATIONS: u64 = 48;
 
+/// Up to so many heads, blocks take a request's heads all in turn.
+const GROUPED_HEADS: usize = 12;
+
 /// Records that a kernel reads at once.
 const RECORD_PIECE: usize = 8;
 
@@ -102,6 +105,10 @@ impl Coverage {
         if limits.max_requests > 1 {
             expect("batch", "several");
         }
+        if limits.many_heads > GROUPED_HEADS {
+            expect("heads in groups", "several groups");
+            expect("heads in groups", "one group");
+        }
         for value in ["tight, odd", "tight, even", "slack, odd", "slack, even"] {
             // Used columns are 641 heads: odd pitches need an odd count or slack.
             if value != "tight, even" || limits.max_heads > 1 {
@@ -152,6 +159,9 @@ impl Coverage {
         let tight = |is: bool| if is { "tight" } else { "slack" };
         self.count("mode", mode);
         self.count("heads", shape.heads.to_string());
+        let grouped = shape.heads > GROUPED_HEADS && shape.requests > 1;
+        let groups = if grouped { "several groups" } else { "one group" };
+        self.count("heads in groups", groups);
         self.count("tokens", shape.tokens.to_string());
         let step = match (case.verify, shape.tokens) {
             (false, _) => "decode",

@@ -11,6 +11,9 @@ use crate::rng::Rng;
 pub struct Limits {
     /// Heads are 1 up to this.
     pub max_heads: usize,
+    /// Heads of one specialisation in twelve: more than blocks take in turn before they go on to the
+    /// next request. 0: none.
+    pub many_heads: usize,
     /// Requests are 1 up to this, less where the pools would grow too large.
     pub max_requests: usize,
     /// Tokens of a request.
@@ -49,6 +52,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             max_heads: 6,
+            many_heads: 14,
             max_requests: 5,
             tokens: vec![1, 1, 1, 2, 3, 4, 8],
             gates: vec![Gate::LowerBound { lower_bound: -5.0 }, Gate::Softplus],
@@ -85,15 +89,24 @@ impl Limits {
         self
     }
 
+    /// Heads of `seed`'s kernel.
+    pub(crate) fn heads(&self, seed: u64) -> usize {
+        if self.many_heads > 0 && Rng::stream(self.specialisation(seed), 7).below(12) == 0 {
+            return self.many_heads;
+        }
+        self.specialisation_rng(seed).between(1, self.max_heads)
+    }
+
     /// The sequence that settles what a kernel is specialised for.
     pub(crate) fn specialisation_rng(&self, seed: u64) -> Rng {
+        Rng::stream(self.specialisation(seed), 5)
+    }
+
+    fn specialisation(&self, seed: u64) -> u64 {
         let mixed = Rng::stream(seed, 4).word();
-        Rng::stream(
-            match self.specialisations {
-                0 => mixed,
-                count => mixed % count,
-            },
-            5,
-        )
+        match self.specialisations {
+            0 => mixed,
+            count => mixed % count,
+        }
     }
 }

@@ -95,6 +95,7 @@ const MEMORY: &str = "primitives/memory.cuh";
 const SLOTS: &str = "stages/slots.cuh";
 const CONV: &str = "stages/conv.cuh";
 const GATE: &str = "stages/gate.cuh";
+const DELTA: &str = "stages/delta.cuh";
 const NORM: &str = "stages/norm.cuh";
 
 fn all(_: &KernelSpec) -> bool {
@@ -203,7 +204,8 @@ const GUARDED: &[&str] = &[
     "(enabled)",
     // One writer of several threads that could write.
     "threadIdx.x == 0",
-    "blockIdx.x == 0",
+    "head == 0",
+    "rank == 0",
     "own.fault != FAULT_NONE",
     "% ROW_COPIES == 0",
     "% GATE_COPIES == 0",
@@ -711,22 +713,29 @@ static MUTATIONS: &[Mutation] = &[
         "null requests report",
         STEP,
         all,
-        "if (own.fault != FAULT_NONE && blockIdx.x",
-        "if (blockIdx.x",
+        "if (own.fault != FAULT_NONE && head",
+        "if (head",
     ),
     change(
-        "every block reports",
+        "every head reports",
         STEP,
         all,
-        "blockIdx.x == 0 && threadIdx.x == 0",
-        "threadIdx.x == 0",
+        "head == 0 && rank == 0 && threadIdx.x == 0",
+        "rank == 0 && threadIdx.x == 0",
+    ),
+    change(
+        "every block of a cluster reports",
+        STEP,
+        cluster,
+        "head == 0 && rank == 0 && threadIdx.x == 0",
+        "head == 0 && threadIdx.x == 0",
     ),
     change(
         "every thread reports",
         STEP,
         all,
-        "blockIdx.x == 0 && threadIdx.x == 0",
-        "blockIdx.x == 0",
+        "head == 0 && rank == 0 && threadIdx.x == 0",
+        "head == 0 && rank == 0",
     ),
     // Live requests.
     change(
@@ -744,11 +753,25 @@ static MUTATIONS: &[Mutation] = &[
         "",
     ),
     change(
-        "no barrier before the delta rule",
+        "no barrier behind the convolution",
         STEP,
         all,
-        "    __syncthreads();\n    if constexpr (SHARED_GATE) barrier_wait",
-        "    if constexpr (SHARED_GATE) barrier_wait",
+        "    __syncthreads();\n    if constexpr (TOKENS > 1) {",
+        "    if constexpr (TOKENS > 1) {",
+    ),
+    change(
+        "no barrier behind the norms of q and k",
+        STEP,
+        several,
+        "normalise_tokens(shared, own.tokens, scale);\n        __syncthreads();",
+        "normalise_tokens(shared, own.tokens, scale);",
+    ),
+    change(
+        "norms of tokens that a request does not bring",
+        STEP,
+        ragged_single,
+        "normalise_tokens(shared, own.tokens, scale)",
+        "normalise_tokens(shared, TOKENS, scale)",
     ),
     change(
         "no wait for the gates",
@@ -782,15 +805,8 @@ static MUTATIONS: &[Mutation] = &[
         "u of the first token recorded",
         STEP,
         records,
-        "if (RECORDS && t > 0) {",
-        "if (RECORDS) {",
-    ),
-    change(
-        "|k| recorded by every thread",
-        STEP,
-        records,
-        "if (threadIdx.x == 0) shared.k_factor[t]",
-        "shared.k_factor[t]",
+        "if (RECORDS && t > 0) store",
+        "if (RECORDS) store",
     ),
     change(
         "tokens that a request does not bring are computed",
@@ -838,15 +854,8 @@ static MUTATIONS: &[Mutation] = &[
         "no barrier after the partial sums",
         STEP,
         single,
-        "if constexpr (VALUE_SPLIT == 1 || (RECORDS && TOKENS > 1)) __syncthreads();",
+        "    if constexpr (VALUE_SPLIT == 1) __syncthreads();\n",
         "",
-    ),
-    change(
-        "no barrier between |k| and the records",
-        STEP,
-        record_cluster,
-        "VALUE_SPLIT == 1 || (RECORDS && TOKENS > 1)",
-        "VALUE_SPLIT == 1",
     ),
     change(
         "no __syncwarp before the outputs",
@@ -1191,6 +1200,27 @@ static MUTATIONS: &[Mutation] = &[
         "            wait_copies();\n",
     ),
     change(
+        "lanes past the last token normalise what is behind it",
+        DELTA,
+        several,
+        "normalised(shared, min(token, tokens - 1), scale)",
+        "normalised(shared, token, scale)",
+    ),
+    change(
+        "no __syncwarp before normalised q and k are written",
+        DELTA,
+        several,
+        "        // Lanes past the last token have read it before its own lanes write.\n        __syncwarp();\n",
+        "",
+    ),
+    change(
+        "lanes past the last token write",
+        DELTA,
+        several,
+        "        if (token >= tokens) continue;\n",
+        "",
+    ),
+    change(
         "u of another block's rows",
         RECORDS,
         record_cluster,
@@ -1224,13 +1254,6 @@ static MUTATIONS: &[Mutation] = &[
         records,
         "    if (threadIdx.x % ROW_COPIES == 0)\n",
         "",
-    ),
-    change(
-        "k recorded before it is normalised",
-        RECORDS,
-        records,
-        "__fmul_rn(shared.qkv[token][HEAD_DIM + key], shared.k_factor[token])",
-        "shared.qkv[token][HEAD_DIM + key]",
     ),
     change(
         "keys recorded past the tokens",

@@ -63,6 +63,9 @@ impl Options {
         };
         if let Some(heads) = self.max_heads {
             limits.max_heads = heads;
+            if limits.many_heads > heads {
+                limits.many_heads = 0;
+            }
         }
         if let Some(tokens) = &self.tokens {
             limits.tokens = tokens.clone();
