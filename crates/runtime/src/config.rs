@@ -372,21 +372,24 @@ pub(crate) fn rule(arch: Arch, config: &Config, kind: StepKind) -> Vec<Policy> {
     };
     let (split8, split4) = (mode(8, 128, 8, true), mode(4, 128, 8, true));
     let split2 = mode(2, 256, 8, true);
-    let (wide, widest) = (mode(1, 256, 32, false), mode(1, 512, 32, false));
-    let hinted = mode(1, 256, 32, true);
+    let wide = mode(1, 256, 32, false);
+    let (hinted, hinted_wide) = (mode(1, 512, 32, true), mode(1, 256, 32, true));
     // Largest number of (request, head) pairs, and the mode up to there.
     const ANY: usize = usize::MAX;
-    let decode = [(16, split8), (56, split4), (120, split2), (ANY, hinted)];
+    let decode = [
+        (16, split8),
+        (56, split4),
+        (120, split2),
+        (192, hinted),
+        (ANY, hinted_wide),
+    ];
     let promised = [(144, split4), (ANY, wide)];
-    let (middle, last) = match (config.rollback_of(kind), kind.tokens()) {
-        // From 3 tokens on wide spills up to 0.3 KiB, and is 10 to 30% faster than widest nevertheless:
-        // with one state to write, arithmetic is what takes the time.
-        (Rollback::Records, _) => (split2, wide),
-        (Rollback::Checkpoints, ..=4) => (split4, wide),
-        // Above 4 tokens split4 and wide spill for some of them.
-        (Rollback::Checkpoints, _) => (split2, widest),
+    let middle = match (config.rollback_of(kind), kind.tokens()) {
+        (Rollback::Checkpoints, ..=4) => split4,
+        // Above 4 tokens split4 spills for some of them.
+        (Rollback::Checkpoints, _) | (Rollback::Records, _) => split2,
     };
-    let verify = [(16, split8), (96, middle), (ANY, last)];
+    let verify = [(16, split8), (96, middle), (ANY, wide)];
     let rows = match (arch.has_clusters(), kind.is_verify(), early) {
         (false, false, _) => &promised[1..],
         (false, true, _) => &verify[2..],
