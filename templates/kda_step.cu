@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
             int t = n * ROW_COPIES + lane % ROW_COPIES;
             if (t < own.tokens) store_bits(out_row + (first_row + t) * geometry.out_stride, 0);
         }
-        if (own.fault != FAULT_NONE && head == 0 && rank == 0 && threadIdx.x == 0) report_fault(faults, request, own.fault);
+        if (own.fault != FAULT_NONE && reports(head) && threadIdx.x == 0) report_fault(faults, request, own.fault);
         return;
     }
 

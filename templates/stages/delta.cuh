@@ -89,28 +89,31 @@ struct TokenResult {
     float update;  // u of the own row
 };
 
-// This lane's part of a token's q (by the scale, too) and k, normalised, and their product in every lane.
-struct Keys {
-    float4 q[VECTORS], k[VECTORS];
-    float kq;
+// This lane's part of a token's vectors.
+struct TokenVectors {
+    float4 q[VECTORS], k[VECTORS], decay[VECTORS];
 };
 
-__device__ __forceinline__ Keys normalised(Shared& shared, int token, float scale) {
-    Keys keys;
+__device__ __forceinline__ TokenVectors load_vectors(Shared& shared, int token) {
+    TokenVectors x;
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
-        keys.q[j] = load_shared4(shared.q(token), j);
-        keys.k[j] = load_shared4(shared.k(token), j);
+        x.q[j] = load_shared4(shared.q(token), j);
+        x.k[j] = load_shared4(shared.k(token), j);
+        x.decay[j] = load_shared4(shared.decay[token], j);
     }
-    float q_factor = __fmul_rn(rsqrt_accurate(__fadd_rn(row_dot(keys.q, keys.q), 1e-6f)), scale);
-    float k_factor = rsqrt_accurate(__fadd_rn(row_dot(keys.k, keys.k), 1e-6f));
+    return x;
+}
+
+// q <- q scale / |q|;  k <- k / |k|
+__device__ __forceinline__ void normalise(TokenVectors& x, float scale) {
+    float q_factor = __fmul_rn(rsqrt_accurate(__fadd_rn(row_dot(x.q, x.q), 1e-6f)), scale);
+    float k_factor = rsqrt_accurate(__fadd_rn(row_dot(x.k, x.k), 1e-6f));
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
-        keys.q[j] = scale4(keys.q[j], q_factor);
-        keys.k[j] = scale4(keys.k[j], k_factor);
+        x.q[j] = scale4(x.q[j], q_factor);
+        x.k[j] = scale4(x.k[j], k_factor);
     }
-    keys.kq = row_dot(keys.k, keys.q);
-    return keys;
 }
 
 // Normalises q and k of the request's `tokens` in shared memory, a token by each group of lanes: in a
@@ -120,46 +123,35 @@ __device__ __forceinline__ void normalise_tokens(Shared& shared, int tokens, flo
 #pragma unroll 1
     for (int first = threadIdx.x / 32 * WARP_TOKENS; first < tokens; first += ROW_GROUPS) {
         int token = first + threadIdx.x % 32 / ROW_LANES;
-        Keys keys = normalised(shared, min(token, tokens - 1), scale);
+        TokenVectors x = load_vectors(shared, min(token, tokens - 1));
+        normalise(x, scale);
+        float kq = row_dot(x.k, x.q);
         // Lanes past the last token have read it before its own lanes write.
         __syncwarp();
         if (token >= tokens) continue;
 #pragma unroll
         for (int j = 0; j < VECTORS; ++j) {
-            store_shared4(shared.q(token), j, keys.q[j]);
-            store_shared4(shared.k(token), j, keys.k[j]);
+            store_shared4(shared.q(token), j, x.q[j]);
+            store_shared4(shared.k(token), j, x.k[j]);
         }
-        if (threadIdx.x % ROW_LANES == 0) shared.kq[token] = keys.kq;
+        if (threadIdx.x % ROW_LANES == 0) shared.kq[token] = kq;
     }
-}
-
-__device__ __forceinline__ Keys load_keys(Shared& shared, int token) {
-    Keys keys;
-#pragma unroll
-    for (int j = 0; j < VECTORS; ++j) {
-        keys.q[j] = load_shared4(shared.q(token), j);
-        keys.k[j] = load_shared4(shared.k(token), j);
-    }
-    keys.kq = shared.kq[token];
-    return keys;
 }
 
 // One token on this thread's rows. `v` is the own row's value.
 __device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& shared, int token, float beta,
                                             float v, float scale) {
-    Keys keys = TOKENS == 1 ? normalised(shared, token, scale) : load_keys(shared, token);
-    float4 decay[VECTORS];
-#pragma unroll
-    for (int j = 0; j < VECTORS; ++j) decay[j] = load_shared4(shared.decay[token], j);
+    TokenVectors x = load_vectors(shared, token);
+    if constexpr (TOKENS == 1) normalise(x, scale);
     float sum_k[GROUP_ROWS], sum_q[GROUP_ROWS];
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {
         float partial_k[VECTORS], partial_q[VECTORS];
 #pragma unroll
         for (int j = 0; j < VECTORS; ++j) {
-            state.s[i][j] = multiply4(state.s[i][j], decay[j]);
-            partial_k[j] = dot4(state.s[i][j], keys.k[j]);
-            partial_q[j] = dot4(state.s[i][j], keys.q[j]);
+            state.s[i][j] = multiply4(state.s[i][j], x.decay[j]);
+            partial_k[j] = dot4(state.s[i][j], x.k[j]);
+            partial_q[j] = dot4(state.s[i][j], x.q[j]);
         }
         sum_k[i] = lane_tree(partial_k);
         sum_q[i] = lane_tree(partial_q);
@@ -168,12 +160,12 @@ __device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& share
     float state_k = reduce_transposed<ROW_LANES>(sum_k, lane);
     float state_q = reduce_transposed<ROW_LANES>(sum_q, lane);
     float update = __fmul_rn(beta, __fadd_rn(v, -state_k));
-    float output = __fmaf_rn(update, keys.kq, state_q);
+    float output = __fmaf_rn(update, TOKENS == 1 ? row_dot(x.k, x.q) : shared.kq[token], state_q);
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {
         float u = GROUP_ROWS == 1 ? update : __shfl_sync(FULL_WARP, update, i * ROW_COPIES, ROW_LANES);
 #pragma unroll
-        for (int j = 0; j < VECTORS; ++j) state.s[i][j] = fma4(u, keys.k[j], state.s[i][j]);
+        for (int j = 0; j < VECTORS; ++j) state.s[i][j] = fma4(u, x.k[j], state.s[i][j]);
     }
     return {output, update};
 }

@@ -24,11 +24,15 @@ struct Pair {
 };
 
 __device__ __forceinline__ Pair own_pair() {
-    constexpr int GROUP = head_group();
-    int number = blockIdx.y * HEADS + blockIdx.x / VALUE_SPLIT;
-    if constexpr (GROUP == HEADS) return {number, (int)blockIdx.y, (int)blockIdx.x / VALUE_SPLIT};
-    int row = number / GROUP;
-    return {number, row % (int)gridDim.y, row / (int)gridDim.y * GROUP + number % GROUP};
+    constexpr u32 GROUP = head_group();
+    u32 head = blockIdx.x / VALUE_SPLIT, request = blockIdx.y;
+    int number = request * HEADS + head;
+    if constexpr (GROUP < HEADS) {
+        u32 row = number / GROUP;
+        head = row / gridDim.y * GROUP + number % GROUP;
+        request = row % gridDim.y;
+    }
+    return {number, (int)request, (int)head};
 }
 
 // About how many (request, head) pairs are resident at once.
@@ -101,6 +105,9 @@ __device__ __forceinline__ RequestSlots resolve_slots(const SlotValues& values, 
     r.live = !is_null(r.window) && r.fault == FAULT_NONE && r.tokens > 0;
     return r;
 }
+
+// One block of each request reports.
+__device__ __forceinline__ bool reports(int head) { return VALUE_SPLIT > 1 ? blockIdx.x == 0 : head == 0; }
 
 __device__ __forceinline__ void report_fault(FaultRecord* faults, int request, u32 kind) {
     atomicAdd(&faults->count, 1u);
