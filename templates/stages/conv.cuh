@@ -8,10 +8,6 @@ constexpr int ROWS = HEAD_DIM / VALUE_SPLIT;       // value rows of this block
 constexpr int CHANNELS = 2 * HEAD_DIM + ROWS;      // conv channels of this block
 constexpr int CONV_PASSES = (CHANNELS + THREADS - 1) / THREADS;
 
-// Tokens whose inputs a thread holds at once.
-constexpr int CHUNK_LIMIT = SHARED_GATE ? 8 : CROWDED && (TOKENS > 4 || (RECORDS && !LOWER_BOUND_GATE)) ? 2 : 4;
-constexpr int CHUNK = TOKENS < CHUNK_LIMIT ? TOKENS : CHUNK_LIMIT;
-
 static_assert(CHANNELS == QKV_CHANNELS, "shared q, k, v hold the channels of a block");
 
 struct ConvChannel {

@@ -44,16 +44,6 @@ __device__ __forceinline__ void prefetch_state(const state_element* slot, int he
             if (threadIdx.x % 8 == 0) prefetch_l2(slot + row_offset(head, rank, group_row(i)) + j * ROW_LANES * 4);
 }
 
-// With several chunks, too, the registers go to their inputs first.
-constexpr bool LATE_STATE = TOKENS > CHUNK || CROWDED;
-
-// ptxas moves these steps' loads of the state behind the gates. Where blocks have a multiprocessor
-// to themselves that costs a latency (H200, 16 requests of 4 tokens: 23.7 against 21.1 microseconds).
-constexpr bool PREFETCHED_STATE = VALUE_SPLIT == 1 && !RECORDS && (TOKENS == 3 || TOKENS == 4);
-
-// The token loop of a cluster is rolled where that frees registers or is faster.
-constexpr int UNROLLED_TOKENS = SHARED_GATE && !RECORDS && TOKENS > 2 ? 1 : TOKENS;
-
 // A bf16 pool rounds the state itself: the next token reads what this one stored.
 __device__ __forceinline__ void store_state(RowState& state, state_element* slot, int head, int rank,
                                             bool enabled) {

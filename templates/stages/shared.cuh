@@ -3,14 +3,6 @@ constexpr int NORM_GROUP = 4;                 // rows whose squares one partial 
 constexpr int NORM_PARTIALS = 128 / NORM_GROUP;
 constexpr int QKV_CHANNELS = 2 * 128 + 128 / VALUE_SPLIT;
 
-// Threads that hold 64 floats of state each have registers for F_B and the inputs of two tokens beside
-// it, or of four where neither records nor the softplus gate want more. Otherwise F_A passes through
-// shared memory and the state is loaded behind the gates: nothing spills.
-constexpr bool CROWDED = TOKENS > 1 && 128 / VALUE_SPLIT * 128 / THREADS >= 64 && !PROJECTED_GATE &&
-                         (RECORDS || !LOWER_BOUND_GATE || TOKENS > 4);
-constexpr bool STAGED_INPUT = SHARED_GATE || CROWDED;  // F_A passes through shared memory
-constexpr bool LATE_GATES = CROWDED && !RECORDS;       // beta and output gate are loaded behind the gates, too
-
 // Records of one head that are staged at once: as many as 16 tokens leave room for in 48 KiB.
 constexpr int RECORD_CHUNK = 8;
 constexpr int RECORD_FLOATS = 2 * 128 + 128 / VALUE_SPLIT;  // decay, k, and u of this block's rows

@@ -160,7 +160,11 @@ impl Coverage {
         self.count("mode", mode);
         self.count("heads", shape.heads.to_string());
         let grouped = shape.heads > GROUPED_HEADS && shape.requests > 1;
-        let groups = if grouped { "several groups" } else { "one group" };
+        let groups = if grouped {
+            "several groups"
+        } else {
+            "one group"
+        };
         self.count("heads in groups", groups);
         self.count("tokens", shape.tokens.to_string());
         let step = match (case.verify, shape.tokens) {

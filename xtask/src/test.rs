@@ -8,8 +8,8 @@ use std::process::{Command, ExitStatus};
 use std::time::Instant;
 
 use clap::Args;
-use kda_codegen::{Arch, GateInput, KernelSpec};
-use kda_runtime::{Config, Plan, Policies, PolicyFile, StepKind};
+use kda_codegen::{Arch, GateInput, KernelSpec, StateDtype};
+use kda_runtime::{Config, Gate, Plan, Policies, PolicyFile, Rollback, StepKind};
 
 use crate::{engine, mutate, soak, validate};
 use kda_tests::kernels::{KernelCache, load_nvrtc};
@@ -206,7 +206,8 @@ fn lint(cargo: &OsStr) -> Result<(), Box<dyn Error>> {
 
 /// Compiles decode and verify kernels of every architecture and mode under test, those of the shipped
 /// policy files, whose times hold what they spill, and the default policies' kernels that read weights
-/// early, which must not spill: decode on every architecture, verify on sm_90a.
+/// early, which must not spill: decode on every architecture; on sm_90a verify steps of 2 to 16 tokens,
+/// with both gates, with checkpoints and with records, and some of a projected gate and a bf16 state.
 fn compile() -> Result<usize, Box<dyn Error>> {
     let kernels = KernelCache::new(load_nvrtc()?);
     let mut specs = Vec::new();
@@ -235,18 +236,44 @@ fn compile() -> Result<usize, Box<dyn Error>> {
         }
     }
     let mut shipped = Vec::new();
+    let mut ship = |arch, config: &Config, kinds: &[StepKind]| -> Result<(), kda_runtime::Error> {
+        let policies = Policies::for_device(arch, config, kinds);
+        shipped.extend_from_slice(Plan::new(arch, config, &policies)?.kernels());
+        Ok(())
+    };
+    let base = Config::kimi_k3(12);
     for &arch in Arch::ALL {
-        let mut kinds = vec![StepKind::Decode];
-        if arch == Arch::Sm90a {
-            kinds.extend((2..=16).map(StepKind::Verify));
-        }
         for &gate_input in GateInput::ALL {
             let config = Config {
                 gate_input,
-                ..Config::kimi_k3(12)
+                ..base.clone()
             };
-            let policies = Policies::for_device(arch, &config, &kinds);
-            shipped.extend_from_slice(Plan::new(arch, &config, &policies)?.kernels());
+            ship(arch, &config, &[StepKind::Decode])?;
+        }
+    }
+    let verify = |tokens: &[usize]| {
+        tokens
+            .iter()
+            .map(|&t| StepKind::Verify(t))
+            .collect::<Vec<_>>()
+    };
+    let every: Vec<usize> = (2..=16).collect();
+    for gate in [base.gate, Gate::Softplus] {
+        for rollback in [Rollback::Checkpoints, Rollback::Records] {
+            for (state_dtype, gate_input, tokens) in [
+                (StateDtype::F32, GateInput::LowRank, &every[..]),
+                (StateDtype::F32, GateInput::Projected, &[2, 4, 8, 16]),
+                (StateDtype::Bf16, GateInput::LowRank, &[2, 4, 8, 16]),
+            ] {
+                let config = Config {
+                    gate,
+                    rollback,
+                    state_dtype,
+                    gate_input,
+                    ..base.clone()
+                };
+                ship(Arch::Sm90a, &config, &verify(tokens))?;
+            }
         }
     }
     specs.extend_from_slice(&shipped);

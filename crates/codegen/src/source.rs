@@ -34,6 +34,10 @@ const BODY: &[(&str, &str)] = &[
         include_str!("../templates/primitives/reduce.cuh"),
     ),
     (
+        "stages/budget.cuh",
+        include_str!("../templates/stages/budget.cuh"),
+    ),
+    (
         "stages/shared.cuh",
         include_str!("../templates/stages/shared.cuh"),
     ),
