@@ -76,6 +76,7 @@ pub fn modes(arch: Arch, gate_input: GateInput) -> Vec<Mode> {
     let all = [
         mode(1, 256, 8, Block, false),
         mode(1, 512, 32, Block, false),
+        mode(1, 512, 32, Block, true),
         mode(1, 256, 32, Block, false),
         mode(1, 256, 32, Block, true),
         mode(2, 256, 8, Cluster, true),
