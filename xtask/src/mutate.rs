@@ -1211,8 +1211,8 @@ static MUTATIONS: &[Mutation] = &[
         "lanes past the last token normalise what is behind it",
         DELTA,
         several,
-        "normalised(shared, min(token, tokens - 1), scale)",
-        "normalised(shared, token, scale)",
+        "load_vectors(shared, min(token, tokens - 1))",
+        "load_vectors(shared, token)",
     ),
     change(
         "no __syncwarp before normalised q and k are written",
