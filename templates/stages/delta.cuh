@@ -113,6 +113,7 @@ __device__ __forceinline__ void normalise_tokens(Shared& shared, int tokens, flo
 #pragma unroll 1
     for (int first = threadIdx.x / 32 * WARP_TOKENS; first < tokens; first += ROW_GROUPS) {
         int token = first + threadIdx.x % 32 / ROW_LANES;
+        // A cluster's decays may still be on their way; nothing here uses them.
         TokenVectors x = load_vectors(shared, min(token, tokens - 1));
         normalise(x, scale);
         float kq = row_dot(x.k, x.q);

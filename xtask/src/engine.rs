@@ -11,6 +11,9 @@ use kda_tests::kernels::{KernelCache, load_nvrtc};
 
 use crate::{driver, generate};
 
+/// Where the emulated driver is put.
+pub const DRIVER: &str = "target/engine/driver";
+
 /// Settings of the runs, side by side: as deep as Kimi K3 for a few steps, and long enough for
 /// requests to come and go.
 const RUNS: [&[&str]; 2] = [
@@ -25,10 +28,9 @@ const RUNS: [&[&str]; 2] = [
 /// It does not build, or an answer differs from the plain loop's.
 pub fn run() -> Result<(), Box<dyn Error>> {
     let kernels = KernelCache::new(load_nvrtc()?);
-    let folder = Path::new("target/engine");
-    let driver = folder.join("driver");
-    driver::put(&driver)?;
-    let bundle = folder.join("kda.bundle");
+    let driver = Path::new(DRIVER);
+    driver::put(driver)?;
+    let bundle = driver.with_file_name("kda.bundle");
     let config = Config::kimi_k3(1);
     let mut kinds = vec![StepKind::Decode];
     kinds.extend([1, 2, 4].map(StepKind::Verify));

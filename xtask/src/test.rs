@@ -117,10 +117,37 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     engine::run()?;
     println!("   {:.0} s", started.elapsed().as_secs_f64());
 
+    let started = part("commands for a GPU, over the emulated driver");
+    device_commands()?;
+    println!("   {:.0} s", started.elapsed().as_secs_f64());
+
     let started = part("an engine on candle: its types");
     candle(&cargo)?;
     println!("   {:.0} s", started.elapsed().as_secs_f64());
     println!("all passed");
+    Ok(())
+}
+
+/// Runs the commands that otherwise only ever run on a GPU, where the engine has put the driver. `bench`
+/// checks the outputs of what it launches.
+fn device_commands() -> Result<(), Box<dyn Error>> {
+    let bench = "bench --once --layers 2 --batch 2 --tokens 1,3";
+    for arguments in [
+        format!("{bench} --heads 1 --rollback records"),
+        format!("{bench} --heads 1 --gate softplus --state bf16"),
+        format!("{bench} --heads 14 --gate-input projected"),
+        "elementary --stride 400009".to_owned(),
+    ] {
+        let ended = Command::new(std::env::current_exe()?)
+            .args(arguments.split(' '))
+            .env("LD_LIBRARY_PATH", Path::new(engine::DRIVER).canonicalize()?)
+            .output()?;
+        if !ended.status.success() {
+            let said = String::from_utf8_lossy(&ended.stderr);
+            return Err(format!("xtask {arguments}: {said}").into());
+        }
+        println!("   {arguments}");
+    }
     Ok(())
 }
 
@@ -244,10 +271,7 @@ fn compile() -> Result<usize, Box<dyn Error>> {
     let base = Config::kimi_k3(12);
     for &arch in Arch::ALL {
         for &gate_input in GateInput::ALL {
-            let config = Config {
-                gate_input,
-                ..base.clone()
-            };
+            let config = Config { gate_input, ..base };
             ship(arch, &config, &[StepKind::Decode])?;
         }
     }
@@ -270,7 +294,7 @@ fn compile() -> Result<usize, Box<dyn Error>> {
                     rollback,
                     state_dtype,
                     gate_input,
-                    ..base.clone()
+                    ..base
                 };
                 ship(Arch::Sm90a, &config, &verify(tokens))?;
             }
