@@ -135,7 +135,7 @@ fn device_commands() -> Result<(), Box<dyn Error>> {
     for arguments in [
         format!("{bench} --heads 1 --rollback records"),
         format!("{bench} --heads 1 --gate softplus --state bf16"),
-        format!("{bench} --heads 14 --gate-input projected"),
+        format!("{bench} --heads 14 --mode split1-256x32-block"),
         "elementary --stride 400009".to_owned(),
     ] {
         let ended = Command::new(std::env::current_exe()?)
