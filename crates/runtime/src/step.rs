@@ -774,9 +774,16 @@ impl Extent {
     }
 
     /// Whether two operands share a byte; exact but for two interleaved ones of different strides.
+    #[inline]
     pub(crate) fn overlaps(&self, other: &Extent) -> bool {
-        let empty = self.count == 0 || other.count == 0;
-        if empty || self.start >= other.end || other.start >= self.end {
+        // Nearly every pair of a step ends here. An empty operand's end is its start.
+        self.start < other.end && other.start < self.end && self.meets(other)
+    }
+
+    /// [`overlaps`](Self::overlaps) of two operands whose ranges do.
+    #[cold]
+    fn meets(&self, other: &Extent) -> bool {
+        if self.count == 0 || other.count == 0 {
             return false;
         }
         if self.dense() {
