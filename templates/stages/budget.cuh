@@ -25,6 +25,7 @@ constexpr bool LATE_GATES = (CROWDED || (SHARED_GATE && TOKENS > 4)) && (!RECORD
 // 21.1 microseconds).
 constexpr bool PREFETCHED_STATE = WIDE && !RECORDS && (TOKENS == 3 || TOKENS == 4);
 
-// Copies of the token loop's body. Rolled, a cluster's checkpoints are faster, too.
-constexpr bool ROLLED = TOKENS > 2 && (RECORDS ? CROWDED && TOKENS > 8 : SHARED_GATE);
+// Copies of the token loop's body. Rolled, a cluster's checkpoints are faster, too. Of many records 13
+// alone spill rolled.
+constexpr bool ROLLED = TOKENS > 2 && (RECORDS ? CROWDED && TOKENS > 8 && TOKENS != 13 : SHARED_GATE);
 constexpr int UNROLLED_TOKENS = ROLLED ? 1 : TOKENS;
