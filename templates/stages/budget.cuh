@@ -1,5 +1,5 @@
 // How a specialisation spends its registers: 128 a thread, two blocks of 256 threads on a
-// multiprocessor. Every line is the fastest of what spills nothing at up to 16 tokens.
+// multiprocessor. Nothing spills at up to 16 tokens; up to 8, what is faster of what was timed.
 constexpr bool WIDE = 128 / VALUE_SPLIT * 128 / THREADS >= 64;  // a thread holds 64 floats of state
 
 // Beside F_B, a wide step with records, the softplus gate or more than 4 tokens has no room for state or

@@ -74,8 +74,8 @@ fn c01_row_offsets_are_64_bit() {
 
 /// 32-bit products of values that came from the slot table or the block's request, in PTX. Their
 /// 64-bit products are what addresses are made of. A request times its tokens is a row, 2²⁰ at most,
-/// and may be narrow.
-fn narrow_products(ptx: &str) -> Vec<String> {
+/// and may be narrow, as may a request times the heads, 2²³ at most, which numbers the pairs.
+fn narrow_products(ptx: &str, heads: u32) -> Vec<String> {
     let (mut slots, mut rows) = (HashSet::new(), HashSet::new());
     let mut found = Vec::new();
     for line in ptx.lines().map(str::trim) {
@@ -99,9 +99,10 @@ fn narrow_products(ptx: &str) -> Vec<String> {
         let (slot, row) = (from(&slots), from(&rows));
         let narrow = ["mul.lo.s32", "mul.lo.u32", "mad.lo.s32", "shl.b32"];
         let is_narrow = narrow.iter().any(|product| op.starts_with(product));
-        let small = sources
-            .iter()
-            .any(|s| s.parse().is_ok_and(|factor: u32| factor <= 16));
+        let small = sources.iter().any(|s| {
+            s.parse()
+                .is_ok_and(|factor: u32| factor <= 16 || factor == heads)
+        });
         if is_narrow && (slot || row && !small) {
             found.push(line.to_string());
         }
@@ -123,14 +124,15 @@ fn narrow_products(ptx: &str) -> Vec<String> {
 #[test]
 fn c01_no_slot_or_row_is_multiplied_in_32_bits() {
     for &arch in &[Arch::Sm80, Arch::Sm90a, Arch::Sm100a] {
-        for tokens in [1, 3, 4] {
-            // Of more heads the request comes out of a division, which the search does not follow.
-            let mut spec = KernelSpec::new(arch, 12);
+        // Of more than 12 heads the request comes out of a division, which the search does not follow.
+        for (heads, tokens) in [(12, 1), (12, 3), (12, 4), (96, 1), (96, 3), (96, 4)] {
+            let mut spec = KernelSpec::new(arch, heads);
             if tokens > 1 {
                 spec = spec.with_verify(tokens);
             }
             let kernel = kernels().kernel(&spec).unwrap();
-            assert_eq!(narrow_products(&kernel.ptx), Vec::<String>::new());
+            let found = narrow_products(&kernel.ptx, heads as u32);
+            assert_eq!(found, Vec::<String>::new());
         }
     }
     // The search finds them where they are.
@@ -155,7 +157,7 @@ fn c01_no_slot_or_row_is_multiplied_in_32_bits() {
         source.text = source.text.replace(wide, narrow);
         let kernel = nvrtc.compile_source(&spec, source).unwrap();
         assert_ne!(
-            narrow_products(&kernel.ptx),
+            narrow_products(&kernel.ptx, 12),
             Vec::<String>::new(),
             "{narrow}"
         );

@@ -13,7 +13,8 @@ use crate::limits::Limits;
 /// Fewer specialisations than this may not hold every value of every dimension.
 const COVERING_SPECIALISATIONS: u64 = 48;
 
-/// Up to so many heads, blocks take a request's heads all in turn.
+/// Up to so many heads, blocks take a request's heads all in turn: `head_group` of the templates. That
+/// more are in groups is shown by a mutation which only they notice.
 const GROUPED_HEADS: usize = 12;
 
 /// Records that a kernel reads at once.

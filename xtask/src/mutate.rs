@@ -104,6 +104,9 @@ fn all(_: &KernelSpec) -> bool {
 fn single(spec: &KernelSpec) -> bool {
     spec.mode.value_split == 1
 }
+fn grouped(spec: &KernelSpec) -> bool {
+    single(spec) && spec.heads > 12
+}
 fn cluster(spec: &KernelSpec) -> bool {
     spec.mode.value_split > 1
 }
@@ -1127,6 +1130,20 @@ static MUTATIONS: &[Mutation] = &[
         all,
         "r.live = !is_null(r.window) && r.fault == FAULT_NONE",
         "r.live = !is_null(r.window)",
+    ),
+    change(
+        "heads of the first group for every block",
+        SLOTS,
+        grouped,
+        "head = row / gridDim.y * GROUP + number % GROUP;",
+        "head = number % GROUP;",
+    ),
+    change(
+        "request of a block as if its heads were not in groups",
+        SLOTS,
+        grouped,
+        "request = row % gridDim.y;",
+        "",
     ),
     change(
         "every head reports",

@@ -131,7 +131,13 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 /// Runs the commands that otherwise only ever run on a GPU, where the engine has put the driver. `bench`
 /// checks the outputs of what it launches.
 fn device_commands() -> Result<(), Box<dyn Error>> {
-    let bench = "bench --once --layers 2 --batch 2 --tokens 1,3";
+    // Ahead of what is there: it may be where libnvrtc is found.
+    let mut folders = vec![Path::new(engine::DRIVER).canonicalize()?];
+    if let Some(path) = std::env::var_os("LD_LIBRARY_PATH") {
+        folders.extend(std::env::split_paths(&path));
+    }
+    let folders = std::env::join_paths(folders)?;
+    let bench = "bench --once --batch 2 --tokens 1,3";
     for arguments in [
         format!("{bench} --heads 1 --rollback records"),
         format!("{bench} --heads 1 --gate softplus --state bf16"),
@@ -140,7 +146,7 @@ fn device_commands() -> Result<(), Box<dyn Error>> {
     ] {
         let ended = Command::new(std::env::current_exe()?)
             .args(arguments.split(' '))
-            .env("LD_LIBRARY_PATH", Path::new(engine::DRIVER).canonicalize()?)
+            .env("LD_LIBRARY_PATH", &folders)
             .output()?;
         if !ended.status.success() {
             let said = String::from_utf8_lossy(&ended.stderr);
@@ -275,19 +281,14 @@ fn compile() -> Result<usize, Box<dyn Error>> {
             ship(arch, &config, &[StepKind::Decode])?;
         }
     }
-    let verify = |tokens: &[usize]| {
-        tokens
-            .iter()
-            .map(|&t| StepKind::Verify(t))
-            .collect::<Vec<_>>()
-    };
-    let every: Vec<usize> = (2..=16).collect();
+    let every: Vec<StepKind> = (2..=16).map(StepKind::Verify).collect();
+    let some = [2, 4, 8, 16].map(StepKind::Verify);
     for gate in [base.gate, Gate::Softplus] {
         for rollback in [Rollback::Checkpoints, Rollback::Records] {
-            for (state_dtype, gate_input, tokens) in [
+            for (state_dtype, gate_input, kinds) in [
                 (StateDtype::F32, GateInput::LowRank, &every[..]),
-                (StateDtype::F32, GateInput::Projected, &[2, 4, 8, 16]),
-                (StateDtype::Bf16, GateInput::LowRank, &[2, 4, 8, 16]),
+                (StateDtype::F32, GateInput::Projected, &some),
+                (StateDtype::Bf16, GateInput::LowRank, &some),
             ] {
                 let config = Config {
                     gate,
@@ -296,7 +297,7 @@ fn compile() -> Result<usize, Box<dyn Error>> {
                     gate_input,
                     ..base
                 };
-                ship(Arch::Sm90a, &config, &verify(tokens))?;
+                ship(Arch::Sm90a, &config, kinds)?;
             }
         }
     }

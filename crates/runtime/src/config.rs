@@ -387,7 +387,7 @@ pub(crate) fn rule(arch: Arch, config: &Config, kind: StepKind) -> Vec<Policy> {
     let middle = match (config.rollback_of(kind), kind.tokens()) {
         (Rollback::Checkpoints, ..=4) => split4,
         // Above 4 tokens split4 spills for some of them.
-        (Rollback::Checkpoints, _) | (Rollback::Records, _) => split2,
+        _ => split2,
     };
     let verify = [(16, split8), (96, middle), (ANY, wide)];
     let rows = match (arch.has_clusters(), kind.is_verify(), early) {
