@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
         normalise_tokens(shared, own.tokens, scale);
         __syncthreads();
     }
-    if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);
+    if constexpr (SHARED_GATE && TOKENS > 1) barrier_wait(shared_address(&shared.gate_barrier), 0);
     if constexpr (RECORDS) {
         repeat_records(state, shared, 0, own.window_start);
 #pragma unroll 1

@@ -70,30 +70,35 @@ fn ruled(m: &Measurement) -> Mode {
     rule.serving(m.kind, m.requests).expect("any size").mode
 }
 
-/// What was measured on the H200 of kernels that have not changed since: decode steps, but one block a
-/// head of many heads. The later file counts. Sizes at which the rule's mode was not timed are left
-/// out: nothing is known to be better.
+/// What was measured on the H200 of kernels that have not changed since, the two of a comparison in one
+/// run: of each size what the last file says that has a time of the rule's mode. Sizes without one are
+/// left out: nothing is known to be better.
 fn all_measured() -> Vec<Measurement> {
     let files = [
         "2026-12-02-h200/bench.jsonl",
         "2026-12-02-h200/bench-unchanged.jsonl",
         "2026-12-02-h200/bench-heads.jsonl",
         "2026-12-03-h200/bench-decode.jsonl",
+        "2026-12-03-h200-merged/bench.jsonl",
     ];
-    let unchanged =
-        |m: &Measurement| m.kind == StepKind::Decode && (m.heads <= 12 || m.mode.value_split > 1);
-    let mut all: Vec<_> = files
-        .iter()
-        .flat_map(|file| measurements(file))
-        .filter(unchanged)
-        .collect();
+    let unchanged = |file: &str, m: &Measurement| {
+        let one_group = m.heads <= 12 || m.mode.value_split > 1;
+        file.contains("merged") || (m.kind == StepKind::Decode && one_group)
+    };
     let size = |m: &Measurement| (m.heads, m.kind, m.early_reads, m.rollback, m.requests);
-    let ranked: HashSet<_> = all
-        .iter()
-        .filter(|m| ruled(m) == m.mode)
-        .map(size)
-        .collect();
-    all.retain(|m| ranked.contains(&size(m)));
+    let mut all: Vec<Measurement> = Vec::new();
+    for file in files {
+        let mut run = measurements(file);
+        run.retain(|m| unchanged(file, m));
+        let ranked: HashSet<_> = run
+            .iter()
+            .filter(|m| ruled(m) == m.mode)
+            .map(size)
+            .collect();
+        run.retain(|m| ranked.contains(&size(m)));
+        all.retain(|m| !ranked.contains(&size(m)));
+        all.append(&mut run);
+    }
     all
 }
 

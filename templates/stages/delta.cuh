@@ -84,15 +84,19 @@ struct TokenVectors {
     float4 q[VECTORS], k[VECTORS], decay[VECTORS];
 };
 
-__device__ __forceinline__ TokenVectors load_vectors(Shared& shared, int token) {
+__device__ __forceinline__ TokenVectors load_keys(Shared& shared, int token) {
     TokenVectors x;
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
         x.q[j] = load_shared4(shared.q(token), j);
         x.k[j] = load_shared4(shared.k(token), j);
-        x.decay[j] = load_shared4(shared.decay[token], j);
     }
     return x;
+}
+
+__device__ __forceinline__ void load_decays(TokenVectors& x, Shared& shared, int token) {
+#pragma unroll
+    for (int j = 0; j < VECTORS; ++j) x.decay[j] = load_shared4(shared.decay[token], j);
 }
 
 // q <- q scale / |q|;  k <- k / |k|
@@ -113,8 +117,7 @@ __device__ __forceinline__ void normalise_tokens(Shared& shared, int tokens, flo
 #pragma unroll 1
     for (int first = threadIdx.x / 32 * WARP_TOKENS; first < tokens; first += ROW_GROUPS) {
         int token = first + threadIdx.x % 32 / ROW_LANES;
-        // A cluster's decays may still be on their way; nothing here uses them.
-        TokenVectors x = load_vectors(shared, min(token, tokens - 1));
+        TokenVectors x = load_keys(shared, min(token, tokens - 1));
         normalise(x, scale);
         float kq = row_dot(x.k, x.q);
         // Lanes past the last token have read it before its own lanes write.
@@ -132,8 +135,17 @@ __device__ __forceinline__ void normalise_tokens(Shared& shared, int tokens, flo
 // One token on this thread's rows. `v` is the own row's value.
 __device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& shared, int token, float beta,
                                             float v, float scale) {
-    TokenVectors x = load_vectors(shared, token);
-    if constexpr (TOKENS == 1) normalise(x, scale);
+    TokenVectors x = load_keys(shared, token);
+    float kq;
+    if constexpr (TOKENS == 1) {
+        normalise(x, scale);
+        kq = row_dot(x.k, x.q);
+        // The cluster's gates may take longer than the norms.
+        if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);
+    } else {
+        kq = shared.kq[token];
+    }
+    load_decays(x, shared, token);
     float sum_k[GROUP_ROWS], sum_q[GROUP_ROWS];
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {
@@ -151,7 +163,7 @@ __device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& share
     float state_k = reduce_transposed<ROW_LANES>(sum_k, lane);
     float state_q = reduce_transposed<ROW_LANES>(sum_q, lane);
     float update = __fmul_rn(beta, __fadd_rn(v, -state_k));
-    float output = __fmaf_rn(update, TOKENS == 1 ? row_dot(x.k, x.q) : shared.kq[token], state_q);
+    float output = __fmaf_rn(update, kq, state_q);
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {
         float u = GROUP_ROWS == 1 ? update : __shfl_sync(FULL_WARP, update, i * ROW_COPIES, ROW_LANES);
