@@ -26,15 +26,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     load_conv_weights(conv_weights, conv_weight, conv_bias, head, rank);
     const float norm_weight = load_weight(norm + rank * ROWS + own_row());
 
+    PinnedInputs pinned;
+    if constexpr (PINNED) {
+        // A uniform slot would be waited for at once, see load_slots.
+        pinned.slot = pin(slots + (i64)request * geometry.slots_stride + threadIdx.y);
+        pinned.f_a = pin(f_a + first_row * geometry.f_a_pitch + threadIdx.x % GATE_RANK);
+        pinned.beta = pin(beta + first_row * geometry.beta_pitch + head);
+        pinned.output_gate = pin(output_gate + first_row * geometry.gate_pitch + head * HEAD_DIM + rank * ROWS + own_row());
+        pinned.source = pin(state_source + row_offset(head, rank, group_row(0)));
+#pragma unroll
+        for (int pass = 0; pass < CONV_PASSES; ++pass) {
+            ConvChannel c = conv_channel(pass * THREADS + threadIdx.x, rank);
+            int column = c.part * DIM + head * HEAD_DIM + c.in_head;
+            pinned.raw[pass] = pin(qkv + first_row * geometry.qkv_pitch + column);
+            pinned.line[pass] = pin(conv_cache + conv_offset(column, 0, geometry));
+        }
+    }
+
     if (SLOT_HINTS && !EARLY_CACHES && pair.number < first_wave()) {
         // A hint only: the value may be stale, so it is range-checked and then forgotten. Blocks of
         // later waves start when the launch before is long over; they would only wait twice.
-        int slot = load_int(slots + (i64)request * geometry.slots_stride);
+        int slot = load_int(PINNED ? pinned.slot : slots + (i64)request * geometry.slots_stride);
         if (!is_null(slot) && slot < geometry.pool_slots) {
-            prefetch_state(state_source + slot * geometry.source_slot_stride, head, rank);
-            const bf16_bits* line = conv_cache + slot * geometry.conv_slot_stride;
-            ConvChannel c = conv_channel(threadIdx.x % CHANNELS, rank);
-            prefetch_l2(line + conv_offset(c.part * DIM + head * HEAD_DIM + c.in_head, 0, geometry));
+            if constexpr (PINNED) {
+                prefetch_pinned(pinned, slot, geometry);
+            } else {
+                prefetch_state(state_source + slot * geometry.source_slot_stride, head, rank);
+                const bf16_bits* line = conv_cache + slot * geometry.conv_slot_stride;
+                ConvChannel c = conv_channel(threadIdx.x % CHANNELS, rank);
+                prefetch_l2(line + conv_offset(c.part * DIM + head * HEAD_DIM + c.in_head, 0, geometry));
+            }
         }
     }
 
@@ -42,7 +63,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     if constexpr (VALUE_SPLIT > 1) cluster_wait();
     if constexpr (!EARLY_CACHES) dependency_wait();
     const int* slot_row = slots + (i64)request * geometry.slots_stride;
-    const SlotValues slot_values = load_slots(slot_row, accepted + request, token_counts + request, lane, geometry);
+    SlotValues slot_values;
+    if constexpr (PINNED) slot_values = {load_int(pinned.slot), 1, TOKENS};
+    else slot_values = load_slots(slot_row, accepted + request, token_counts + request, lane, geometry);
 
     GateInputs gate_inputs;
     ConvInputs conv_inputs;
@@ -64,6 +87,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
         }
     };
     auto load_projected = [&]() {
+        if constexpr (PINNED) {
+            gate_inputs.bits[0] = load_input(pinned.f_a);
+#pragma unroll
+            for (int pass = 0; pass < CONV_PASSES; ++pass) conv_inputs.raw[pass][0] = load_input(pinned.raw[pass]);
+            beta_bits = load_input(pinned.beta);
+            output_gate_bits[0] = load_input(pinned.output_gate);
+            return;
+        }
         load_chunk(0);
         if constexpr (!LATE_GATES) load_gates();
     };
@@ -85,13 +116,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     bf16_bits* line = conv_cache + own.window * geometry.conv_slot_stride;
     float* own_records = records + own.window * geometry.record_slot_stride;
     if constexpr (RECORDS) stage_records(shared, own_records, 0, own.window_start, head, rank);
-    load_window(conv_inputs, line, own.window_start, head, rank, geometry);
+    if constexpr (PINNED) load_pinned_window(conv_inputs, pinned, own.window, geometry);
+    else load_window(conv_inputs, line, own.window_start, head, rank, geometry);
     RowState state;
     const state_element* source = state_source + own.source * geometry.source_slot_stride;
     if constexpr (PREFETCHED_STATE) {
         if (pair.number < first_wave()) prefetch_state(source, head, rank);
     }
-    if constexpr (!LATE_STATE) load_state(state, source, head, rank);
+    if constexpr (PINNED) load_pinned_state(state, pinned, own.source, geometry);
+    else if constexpr (!LATE_STATE) load_state(state, source, head, rank);
     if constexpr (EARLY_CACHES) {
         dependency_wait();
         load_projected();

@@ -97,6 +97,7 @@ const CONV: &str = "stages/conv.cuh";
 const GATE: &str = "stages/gate.cuh";
 const DELTA: &str = "stages/delta.cuh";
 const NORM: &str = "stages/norm.cuh";
+const PINNED: &str = "stages/pinned.cuh";
 
 fn all(_: &KernelSpec) -> bool {
     true
@@ -112,6 +113,15 @@ fn cluster(spec: &KernelSpec) -> bool {
 }
 fn shared_gate(spec: &KernelSpec) -> bool {
     spec.mode.gate_schedule == GateSchedule::Cluster
+}
+fn shared_decode(spec: &KernelSpec) -> bool {
+    shared_gate(spec) && spec.tokens == 1
+}
+fn shared_verify(spec: &KernelSpec) -> bool {
+    shared_gate(spec) && spec.tokens > 1
+}
+fn pinned_rows(spec: &KernelSpec) -> bool {
+    shared_decode(spec) && late(spec) && spec.mode.row_lanes == 32
 }
 fn projected_gate(spec: &KernelSpec) -> bool {
     spec.gate_input == GateInput::Projected
@@ -661,6 +671,14 @@ static MUTATIONS: &[Mutation] = &[
         "conv_channel(threadIdx.x, rank)",
     )
     .survives(REDUNDANT),
+    // Pinned addresses.
+    change(
+        "pinned rows of a group apart",
+        PINNED,
+        pinned_rows,
+        "(ROW_LANES == 8 ? ROW_GROUPS : 1)",
+        "ROW_GROUPS",
+    ),
     // Dependency.
     change(
         "no dependency wait",
@@ -771,16 +789,23 @@ static MUTATIONS: &[Mutation] = &[
         "normalise_tokens(shared, TOKENS, scale)",
     ),
     change(
-        "no wait for the gates",
-        STEP,
-        shared_gate,
+        "no wait for the gates of a decode step",
+        DELTA,
+        shared_decode,
         "if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);",
+        "",
+    ),
+    change(
+        "no wait for the gates of a verify step",
+        STEP,
+        shared_verify,
+        "if constexpr (SHARED_GATE && TOKENS > 1) barrier_wait(shared_address(&shared.gate_barrier), 0);",
         "",
     ),
     change(
         "gate wait on the phase before",
         STEP,
-        shared_gate,
+        shared_verify,
         "barrier_wait(shared_address(&shared.gate_barrier), 0)",
         "barrier_wait(shared_address(&shared.gate_barrier), 1)",
     ),
@@ -1228,8 +1253,8 @@ static MUTATIONS: &[Mutation] = &[
         "lanes past the last token normalise what is behind it",
         DELTA,
         several,
-        "load_vectors(shared, min(token, tokens - 1))",
-        "load_vectors(shared, token)",
+        "load_keys(shared, min(token, tokens - 1))",
+        "load_keys(shared, token)",
     ),
     change(
         "no __syncwarp before normalised q and k are written",

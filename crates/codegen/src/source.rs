@@ -65,6 +65,10 @@ const BODY: &[(&str, &str)] = &[
         "stages/norm.cuh",
         include_str!("../templates/stages/norm.cuh"),
     ),
+    (
+        "stages/pinned.cuh",
+        include_str!("../templates/stages/pinned.cuh"),
+    ),
     ("kda_step.cu", include_str!("../templates/kda_step.cu")),
 ];
 
