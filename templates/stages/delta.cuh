@@ -84,19 +84,15 @@ struct TokenVectors {
     float4 q[VECTORS], k[VECTORS], decay[VECTORS];
 };
 
-__device__ __forceinline__ TokenVectors load_keys(Shared& shared, int token) {
+__device__ __forceinline__ TokenVectors load_vectors(Shared& shared, int token) {
     TokenVectors x;
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
         x.q[j] = load_shared4(shared.q(token), j);
         x.k[j] = load_shared4(shared.k(token), j);
+        x.decay[j] = load_shared4(shared.decay[token], j);
     }
     return x;
-}
-
-__device__ __forceinline__ void load_decays(TokenVectors& x, Shared& shared, int token) {
-#pragma unroll
-    for (int j = 0; j < VECTORS; ++j) x.decay[j] = load_shared4(shared.decay[token], j);
 }
 
 // q <- q scale / |q|;  k <- k / |k|
@@ -117,7 +113,8 @@ __device__ __forceinline__ void normalise_tokens(Shared& shared, int tokens, flo
 #pragma unroll 1
     for (int first = threadIdx.x / 32 * WARP_TOKENS; first < tokens; first += ROW_GROUPS) {
         int token = first + threadIdx.x % 32 / ROW_LANES;
-        TokenVectors x = load_keys(shared, min(token, tokens - 1));
+        // A cluster's decays may still be on their way; nothing here uses them.
+        TokenVectors x = load_vectors(shared, min(token, tokens - 1));
         normalise(x, scale);
         float kq = row_dot(x.k, x.q);
         // Lanes past the last token have read it before its own lanes write.
@@ -135,17 +132,16 @@ __device__ __forceinline__ void normalise_tokens(Shared& shared, int tokens, flo
 // One token on this thread's rows. `v` is the own row's value.
 __device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& shared, int token, float beta,
                                             float v, float scale) {
-    TokenVectors x = load_keys(shared, token);
-    float kq;
-    if constexpr (TOKENS == 1) {
-        normalise(x, scale);
+    TokenVectors x = load_vectors(shared, token);
+    float kq = 0.0f;
+    if constexpr (TOKENS == 1) normalise(x, scale);
+    if constexpr (SHARED_GATE && TOKENS == 1) {
+        // The cluster's gates may take longer than the norms: its decays are loaded behind the wait.
         kq = row_dot(x.k, x.q);
-        // The cluster's gates may take longer than the norms.
-        if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);
-    } else {
-        kq = shared.kq[token];
+        barrier_wait(shared_address(&shared.gate_barrier), 0);
+#pragma unroll
+        for (int j = 0; j < VECTORS; ++j) x.decay[j] = load_shared4(shared.decay[token], j);
     }
-    load_decays(x, shared, token);
     float sum_k[GROUP_ROWS], sum_q[GROUP_ROWS];
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {
@@ -163,6 +159,8 @@ __device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& share
     float state_k = reduce_transposed<ROW_LANES>(sum_k, lane);
     float state_q = reduce_transposed<ROW_LANES>(sum_q, lane);
     float update = __fmul_rn(beta, __fadd_rn(v, -state_k));
+    if constexpr (TOKENS > 1) kq = shared.kq[token];
+    else if constexpr (!SHARED_GATE) kq = row_dot(x.k, x.q);
     float output = __fmaf_rn(update, kq, state_q);
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {

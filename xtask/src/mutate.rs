@@ -792,7 +792,7 @@ static MUTATIONS: &[Mutation] = &[
         "no wait for the gates of a decode step",
         DELTA,
         shared_decode,
-        "if constexpr (SHARED_GATE) barrier_wait(shared_address(&shared.gate_barrier), 0);",
+        "        barrier_wait(shared_address(&shared.gate_barrier), 0);\n",
         "",
     ),
     change(
@@ -1253,8 +1253,8 @@ static MUTATIONS: &[Mutation] = &[
         "lanes past the last token normalise what is behind it",
         DELTA,
         several,
-        "load_keys(shared, min(token, tokens - 1))",
-        "load_keys(shared, token)",
+        "load_vectors(shared, min(token, tokens - 1))",
+        "load_vectors(shared, token)",
     ),
     change(
         "no __syncwarp before normalised q and k are written",
