@@ -70,7 +70,8 @@ fn ruled(m: &Measurement) -> Mode {
     rule.serving(m.kind, m.requests).expect("any size").mode
 }
 
-/// What was measured on the H200 of kernels that have not changed since, the two of a comparison in one
+/// What was measured on the H200 of kernels that have not changed since, or, a cluster's decode step, have
+/// become a few percent faster: the two of a comparison in one
 /// run: of each size what the last file says that has a time of the rule's mode. Sizes without one are
 /// left out: nothing is known to be better.
 fn all_measured() -> Vec<Measurement> {
