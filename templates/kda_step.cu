@@ -43,15 +43,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
         }
     }
 
+    auto own_vectors = [&](int slot) {
+        const i64 offset = slot * geometry.source_slot_stride;
+        if constexpr (PINNED) return VectorsByDistance{pinned.source + offset};
+        else return VectorsByRow{state_source + offset, head, rank};
+    };
+
     if (SLOT_HINTS && !EARLY_CACHES && pair.number < first_wave()) {
         // A hint only: the value may be stale, so it is range-checked and then forgotten. Blocks of
         // later waves start when the launch before is long over; they would only wait twice.
         int slot = load_int(PINNED ? pinned.slot : slots + (i64)request * geometry.slots_stride);
         if (!is_null(slot) && slot < geometry.pool_slots) {
+            prefetch_state(own_vectors(slot));
             if constexpr (PINNED) {
-                prefetch_pinned(pinned, slot, geometry);
+#pragma unroll
+                for (int pass = 0; pass < CONV_PASSES; ++pass)
+                    prefetch_l2(pinned.line[pass] + slot * geometry.conv_slot_stride);
             } else {
-                prefetch_state(state_source + slot * geometry.source_slot_stride, head, rank);
                 const bf16_bits* line = conv_cache + slot * geometry.conv_slot_stride;
                 ConvChannel c = conv_channel(threadIdx.x % CHANNELS, rank);
                 prefetch_l2(line + conv_offset(c.part * DIM + head * HEAD_DIM + c.in_head, 0, geometry));
@@ -119,12 +127,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     if constexpr (PINNED) load_pinned_window(conv_inputs, pinned, own.window, geometry);
     else load_window(conv_inputs, line, own.window_start, head, rank, geometry);
     RowState state;
-    const state_element* source = state_source + own.source * geometry.source_slot_stride;
+    const auto source = own_vectors(own.source);
     if constexpr (PREFETCHED_STATE) {
-        if (pair.number < first_wave()) prefetch_state(source, head, rank);
+        if (pair.number < first_wave()) prefetch_state(source);
     }
-    if constexpr (PINNED) load_pinned_state(state, pinned, own.source, geometry);
-    else if constexpr (!LATE_STATE) load_state(state, source, head, rank);
+    if constexpr (!LATE_STATE) load_state(state, source);
     if constexpr (EARLY_CACHES) {
         dependency_wait();
         load_projected();
@@ -145,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
         convolve(shared, conv_inputs, conv_weights, first, own.tokens, line, head, rank, geometry);
     }
     if constexpr (LATE_GATES) load_gates();
-    if constexpr (LATE_STATE) load_state(state, source, head, rank);
+    if constexpr (LATE_STATE) load_state(state, source);
     const float own_beta = sigmoid_fast(widen(beta_bits));
     float output_factor[OUTPUT_TOKENS];
 #pragma unroll

@@ -28,20 +28,40 @@ __device__ __forceinline__ i64 row_offset(int head, int rank, int row) {
     return ((i64)head * HEAD_DIM + rank * ROWS + row) * HEAD_DIM + threadIdx.x % ROW_LANES * 4;
 }
 
-__device__ __forceinline__ void load_state(RowState& state, const state_element* slot, int head, int rank) {
+// Where this thread's vectors of a slot are: by the row of each, or by their distance from the first,
+// which takes fewer instructions where that address is at hand, and more registers where it is not.
+struct VectorsByRow {
+    const state_element* slot;
+    int head, rank;
+
+    __device__ __forceinline__ const state_element* operator()(int i, int j) const {
+        return slot + row_offset(head, rank, group_row(i)) + j * ROW_LANES * 4;
+    }
+};
+
+struct VectorsByDistance {
+    const state_element* first;
+
+    __device__ __forceinline__ const state_element* operator()(int i, int j) const {
+        return first + (i * (ROW_LANES == 8 ? ROW_GROUPS : 1) * HEAD_DIM + j * ROW_LANES * 4);
+    }
+};
+
+template <typename Vectors>
+__device__ __forceinline__ void load_state(RowState& state, const Vectors& vector) {
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i)
 #pragma unroll
-        for (int j = 0; j < VECTORS; ++j)
-            state.s[i][j] = load_state4(slot + row_offset(head, rank, group_row(i)) + j * ROW_LANES * 4);
+        for (int j = 0; j < VECTORS; ++j) state.s[i][j] = load_state4(vector(i, j));
 }
 
-__device__ __forceinline__ void prefetch_state(const state_element* slot, int head, int rank) {
+template <typename Vectors>
+__device__ __forceinline__ void prefetch_state(const Vectors& vector) {
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i)
 #pragma unroll
         for (int j = 0; j < VECTORS; ++j)
-            if (threadIdx.x % 8 == 0) prefetch_l2(slot + row_offset(head, rank, group_row(i)) + j * ROW_LANES * 4);
+            if (threadIdx.x % 8 == 0) prefetch_l2(vector(i, j));
 }
 
 // A bf16 pool rounds the state itself: the next token reads what this one stored.
@@ -84,13 +104,15 @@ struct TokenVectors {
     float4 q[VECTORS], k[VECTORS], decay[VECTORS];
 };
 
+// A cluster's decays may still be on their way: WITH_DECAY is for when they are there.
+template <bool WITH_DECAY>
 __device__ __forceinline__ TokenVectors load_vectors(Shared& shared, int token) {
     TokenVectors x;
 #pragma unroll
     for (int j = 0; j < VECTORS; ++j) {
         x.q[j] = load_shared4(shared.q(token), j);
         x.k[j] = load_shared4(shared.k(token), j);
-        x.decay[j] = load_shared4(shared.decay[token], j);
+        if constexpr (WITH_DECAY) x.decay[j] = load_shared4(shared.decay[token], j);
     }
     return x;
 }
@@ -113,8 +135,7 @@ __device__ __forceinline__ void normalise_tokens(Shared& shared, int tokens, flo
 #pragma unroll 1
     for (int first = threadIdx.x / 32 * WARP_TOKENS; first < tokens; first += ROW_GROUPS) {
         int token = first + threadIdx.x % 32 / ROW_LANES;
-        // A cluster's decays may still be on their way; nothing here uses them.
-        TokenVectors x = load_vectors(shared, min(token, tokens - 1));
+        TokenVectors x = load_vectors<false>(shared, min(token, tokens - 1));
         normalise(x, scale);
         float kq = row_dot(x.k, x.q);
         // Lanes past the last token have read it before its own lanes write.
@@ -132,11 +153,12 @@ __device__ __forceinline__ void normalise_tokens(Shared& shared, int tokens, flo
 // One token on this thread's rows. `v` is the own row's value.
 __device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& shared, int token, float beta,
                                             float v, float scale) {
-    TokenVectors x = load_vectors(shared, token);
-    float kq = 0.0f;
+    constexpr bool LATE_DECAY = SHARED_GATE && TOKENS == 1;
+    TokenVectors x = load_vectors<!LATE_DECAY>(shared, token);
+    float kq;
     if constexpr (TOKENS == 1) normalise(x, scale);
-    if constexpr (SHARED_GATE && TOKENS == 1) {
-        // The cluster's gates may take longer than the norms: its decays are loaded behind the wait.
+    if constexpr (LATE_DECAY) {
+        // The cluster's gates may take longer than the norms.
         kq = row_dot(x.k, x.q);
         barrier_wait(shared_address(&shared.gate_barrier), 0);
 #pragma unroll
@@ -160,7 +182,7 @@ __device__ __forceinline__ TokenResult delta_rule(RowState& state, Shared& share
     float state_q = reduce_transposed<ROW_LANES>(sum_q, lane);
     float update = __fmul_rn(beta, __fadd_rn(v, -state_k));
     if constexpr (TOKENS > 1) kq = shared.kq[token];
-    else if constexpr (!SHARED_GATE) kq = row_dot(x.k, x.q);
+    else if constexpr (!LATE_DECAY) kq = row_dot(x.k, x.q);
     float output = __fmaf_rn(update, kq, state_q);
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {

@@ -19,23 +19,6 @@ __device__ __forceinline__ T* pin(T* address) {
     return address;
 }
 
-// Elements from this thread's first state vector to another of its own, see group_row.
-__device__ __forceinline__ constexpr int vector_offset(int i, int j) {
-    return i * (ROW_LANES == 8 ? ROW_GROUPS : 1) * HEAD_DIM + j * ROW_LANES * 4;
-}
-
-// Prefetches window and state of `slot`.
-__device__ __forceinline__ void prefetch_pinned(const PinnedInputs& own, int slot, const KdaGeometry& geometry) {
-#pragma unroll
-    for (int i = 0; i < GROUP_ROWS; ++i)
-#pragma unroll
-        for (int j = 0; j < VECTORS; ++j)
-            if (threadIdx.x % 8 == 0)
-                prefetch_l2(own.source + slot * geometry.source_slot_stride + vector_offset(i, j));
-#pragma unroll
-    for (int pass = 0; pass < CONV_PASSES; ++pass) prefetch_l2(own.line[pass] + slot * geometry.conv_slot_stride);
-}
-
 __device__ __forceinline__ void load_pinned_window(ConvInputs& in, const PinnedInputs& own, int slot,
                                                    const KdaGeometry& geometry) {
     i64 line = slot * geometry.conv_slot_stride;
@@ -44,14 +27,4 @@ __device__ __forceinline__ void load_pinned_window(ConvInputs& in, const PinnedI
 #pragma unroll
         for (int tap = 0; tap < CONV_WIDTH - 1; ++tap)
             in.window[pass][tap] = load_cached_bits(own.line[pass] + line + conv_offset(0, tap, geometry));
-}
-
-__device__ __forceinline__ void load_pinned_state(RowState& state, const PinnedInputs& own, int slot,
-                                                  const KdaGeometry& geometry) {
-    const state_element* source = own.source + slot * geometry.source_slot_stride;
-#pragma unroll
-    for (int i = 0; i < GROUP_ROWS; ++i)
-#pragma unroll
-        for (int j = 0; j < VECTORS; ++j)
-            state.s[i][j] = load_state4(source + vector_offset(i, j));
 }
