@@ -70,27 +70,28 @@ fn ruled(m: &Measurement) -> Mode {
     rule.serving(m.kind, m.requests).expect("any size").mode
 }
 
-/// What was measured on the H200 of kernels that have not changed since, or, a cluster's decode step, have
-/// become a few percent faster: the two of a comparison in one
-/// run: of each size what the last file says that has a time of the rule's mode. Sizes without one are
+/// What was measured on the H200 of kernels that have not changed since, or have become a few percent faster
+/// (a cluster's decode step), the two of a comparison in one run: of each size what the last run says that has a time of the rule's mode. Sizes without one are
 /// left out: nothing is known to be better.
 fn all_measured() -> Vec<Measurement> {
-    let files = [
+    // Since the older runs, verify steps and one block a head of many heads have changed.
+    let kept =
+        |m: &Measurement| m.kind == StepKind::Decode && (m.heads <= 12 || m.mode.value_split > 1);
+    let older = [
         "2026-12-02-h200/bench.jsonl",
         "2026-12-02-h200/bench-unchanged.jsonl",
         "2026-12-02-h200/bench-heads.jsonl",
         "2026-12-03-h200/bench-decode.jsonl",
-        "2026-12-03-h200-merged/bench.jsonl",
     ];
-    let unchanged = |file: &str, m: &Measurement| {
-        let one_group = m.heads <= 12 || m.mode.value_split > 1;
-        file.contains("merged") || (m.kind == StepKind::Decode && one_group)
-    };
+    let current = [
+        "2026-12-03-h200-merged/bench.jsonl",
+        "2026-12-03-h200-merged/pinned-merged.jsonl",
+    ];
+    let older = older.map(|file| measurements(file).into_iter().filter(kept).collect());
+    let runs = older.into_iter().chain(current.map(measurements));
     let size = |m: &Measurement| (m.heads, m.kind, m.early_reads, m.rollback, m.requests);
     let mut all: Vec<Measurement> = Vec::new();
-    for file in files {
-        let mut run = measurements(file);
-        run.retain(|m| unchanged(file, m));
+    for mut run in runs {
         let ranked: HashSet<_> = run
             .iter()
             .filter(|m| ruled(m) == m.mode)

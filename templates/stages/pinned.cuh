@@ -1,5 +1,5 @@
 // A decode step of a cluster computes the addresses of its inputs ahead of the dependency wait: the compiler
-// would leave 80 instructions behind it, on the path to the first load (H200: 2.30 against 2.20 microseconds
+// would leave 90 instructions behind it, on the path to the first load (H200: 2.30 against 2.20 microseconds
 // at 1 request, 3.47 against 3.30 at 4). Elsewhere the registers are worth more, and early reads are
 // slower for it.
 constexpr bool PINNED = SHARED_GATE && TOKENS == 1 && !VERIFY && !EARLY_CACHES;
@@ -19,6 +19,8 @@ __device__ __forceinline__ T* pin(T* address) {
     return address;
 }
 
+// load_window of these addresses: one text for both, with the address a parameter, changes the
+// registers of every other kernel.
 __device__ __forceinline__ void load_pinned_window(ConvInputs& in, const PinnedInputs& own, int slot,
                                                    const KdaGeometry& geometry) {
     i64 line = slot * geometry.conv_slot_stride;

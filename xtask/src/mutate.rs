@@ -97,7 +97,6 @@ const CONV: &str = "stages/conv.cuh";
 const GATE: &str = "stages/gate.cuh";
 const DELTA: &str = "stages/delta.cuh";
 const NORM: &str = "stages/norm.cuh";
-const PINNED: &str = "stages/pinned.cuh";
 
 fn all(_: &KernelSpec) -> bool {
     true
@@ -674,7 +673,7 @@ static MUTATIONS: &[Mutation] = &[
     // Pinned addresses.
     change(
         "pinned rows of a group apart",
-        PINNED,
+        DELTA,
         pinned_rows,
         "(ROW_LANES == 8 ? ROW_GROUPS : 1)",
         "ROW_GROUPS",
@@ -803,7 +802,14 @@ static MUTATIONS: &[Mutation] = &[
         "",
     ),
     change(
-        "gate wait on the phase before",
+        "gate wait of a decode step on the phase before",
+        DELTA,
+        shared_decode,
+        "barrier_wait(shared_address(&shared.gate_barrier), 0)",
+        "barrier_wait(shared_address(&shared.gate_barrier), 1)",
+    ),
+    change(
+        "gate wait of a verify step on the phase before",
         STEP,
         shared_verify,
         "barrier_wait(shared_address(&shared.gate_barrier), 0)",
@@ -1253,8 +1259,8 @@ static MUTATIONS: &[Mutation] = &[
         "lanes past the last token normalise what is behind it",
         DELTA,
         several,
-        "load_vectors(shared, min(token, tokens - 1))",
-        "load_vectors(shared, token)",
+        "load_vectors<false>(shared, min(token, tokens - 1))",
+        "load_vectors<false>(shared, token)",
     ),
     change(
         "no __syncwarp before normalised q and k are written",
