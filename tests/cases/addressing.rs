@@ -140,8 +140,8 @@ fn c01_no_slot_or_row_is_multiplied_in_32_bits() {
     let spec = KernelSpec::new(Arch::Sm90a, 12).with_verify(4);
     for (wide, narrow) in [
         (
-            "own.source * geometry.source_slot_stride",
-            "own.source * (int)geometry.source_slot_stride",
+            "slot * geometry.source_slot_stride",
+            "slot * (int)geometry.source_slot_stride",
         ),
         (
             "checkpoint * geometry.state_slot_stride",
