@@ -96,7 +96,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     };
     auto load_projected = [&]() {
         if constexpr (PINNED) {
-            gate_inputs.bits[0] = load_input(pinned.f_a);
+#pragma unroll
+            for (int pass = 0; pass < INPUT_PASSES; ++pass) gate_inputs.bits[pass] = load_input(pinned.f_a + pass * THREADS);
 #pragma unroll
             for (int pass = 0; pass < CONV_PASSES; ++pass) conv_inputs.raw[pass][0] = load_input(pinned.raw[pass]);
             beta_bits = load_input(pinned.beta);

@@ -364,6 +364,10 @@ impl Executor for CudaExecutor {
         placed::mode_texts(self.device.arch(), placed::gate_input(case))
     }
 
+    fn legal_modes(&self, case: &Case) -> Vec<String> {
+        placed::legal_mode_texts(self.device.arch(), placed::gate_input(case))
+    }
+
     fn run(
         &mut self,
         case: &Case,

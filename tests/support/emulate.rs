@@ -128,6 +128,10 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
         placed::mode_texts(self.arch, placed::gate_input(case))
     }
 
+    fn legal_modes(&self, case: &Case) -> Vec<String> {
+        placed::legal_mode_texts(self.arch, placed::gate_input(case))
+    }
+
     fn run(
         &mut self,
         case: &Case,

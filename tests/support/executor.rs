@@ -46,8 +46,14 @@ pub trait Executor {
     /// Name, for messages.
     fn name(&self) -> String;
 
-    /// The modes (schedules) that can run `case`, at least one. All must give the same bits.
+    /// The modes (schedules) that random cases and most checks draw from, at least one. All must give
+    /// the same bits.
     fn modes(&self, case: &Case) -> Vec<String>;
+
+    /// Every mode that can run `case`: those of [`Executor::modes`] and all others.
+    fn legal_modes(&self, case: &Case) -> Vec<String> {
+        self.modes(case)
+    }
 
     /// Runs one launch in place: `buffers` hold every byte the launch can reach, and come back as
     /// the launch left them, read-only operands and guards included.
@@ -71,6 +77,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn modes(&self, case: &Case) -> Vec<String> {
         (**self).modes(case)
+    }
+
+    fn legal_modes(&self, case: &Case) -> Vec<String> {
+        (**self).legal_modes(case)
     }
 
     fn run(

@@ -124,6 +124,19 @@ pub fn mode_texts(arch: Arch, gate_input: GateInput) -> Vec<String> {
     texts
 }
 
+/// The texts of every mode that a kernel of `arch` can have, early reads of caches included.
+pub fn legal_mode_texts(arch: Arch, gate_input: GateInput) -> Vec<String> {
+    let mut texts = Vec::new();
+    for (early_reads, suffix) in [(EarlyReads::Weights, ""), (EarlyReads::Caches, "+early")] {
+        let mut spec = KernelSpec::new(arch, 1);
+        spec.gate_input = gate_input;
+        spec.early_reads = early_reads;
+        let modes = spec.legal_modes();
+        texts.extend(modes.iter().map(|mode| format!("{mode}{suffix}")));
+    }
+    texts
+}
+
 /// The operands at addresses that `place` gives to each region, by name.
 pub fn step(case: &Case, buffers: &Buffers, place: impl Fn(&str) -> u64) -> Step {
     let shape = &case.shape;
