@@ -50,20 +50,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
     };
 
     if (SLOT_HINTS && !EARLY_CACHES && pair.number < first_wave()) {
-        // A hint only: the value may be stale, so it is range-checked and then forgotten. Blocks of
+        // Hints only: the values may be stale, so they are range-checked and then forgotten. Blocks of
         // later waves start when the launch before is long over; they would only wait twice.
-        int slot = load_int(PINNED ? pinned.slot : slots + (i64)request * geometry.slots_stride);
-        if (!is_null(slot) && slot < geometry.pool_slots) {
-            prefetch_state(own_vectors(slot));
+        const int* row = slots + (i64)request * geometry.slots_stride;
+        const HintedSlots hinted = load_hinted_slots(PINNED ? pinned.slot : row, accepted + request, lane, geometry);
+        if (in_pool(hinted.window, geometry)) {
+            if (!VERIFY || RECORDS || in_pool(hinted.source, geometry)) prefetch_state(own_vectors(hinted.source));
+            const i64 line = hinted.window * geometry.conv_slot_stride;
             if constexpr (PINNED) {
 #pragma unroll
-                for (int pass = 0; pass < CONV_PASSES; ++pass)
-                    prefetch_l2(pinned.line[pass] + slot * geometry.conv_slot_stride);
+                for (int pass = 0; pass < CONV_PASSES; ++pass) prefetch_l2(pinned.line[pass] + line);
             } else {
-                const bf16_bits* line = conv_cache + slot * geometry.conv_slot_stride;
-                ConvChannel c = conv_channel(threadIdx.x % CHANNELS, rank);
-                prefetch_l2(line + conv_offset(c.part * DIM + head * HEAD_DIM + c.in_head, 0, geometry));
+                prefetch_window(conv_cache + line, head, rank, geometry);
             }
+            if constexpr (RECORDS)
+                prefetch_records(records + hinted.window * geometry.record_slot_stride, hinted.records, head, rank);
         }
     }
 

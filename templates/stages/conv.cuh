@@ -76,6 +76,15 @@ __device__ __forceinline__ void load_window(ConvInputs& in, const bf16_bits* lin
     }
 }
 
+__device__ __forceinline__ void prefetch_window(const bf16_bits* line, int head, int rank,
+                                                const KdaGeometry& geometry) {
+#pragma unroll
+    for (int pass = 0; pass < CONV_PASSES; ++pass) {
+        ConvChannel c = conv_channel(pass * THREADS + threadIdx.x, rank);
+        prefetch_l2(line + conv_offset(c.part * DIM + head * HEAD_DIM + c.in_head, 0, geometry));
+    }
+}
+
 // Raw inputs of tokens first .. first + CHUNK - 1; those past the last repeat it.
 __device__ __forceinline__ void load_raw(ConvInputs& in, const bf16_bits* qkv, int first, int head, int rank,
                                          i64 pitch) {

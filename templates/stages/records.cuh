@@ -21,6 +21,14 @@ __device__ __forceinline__ void stage_records(Shared& shared, const float* slot,
     }
 }
 
+__device__ __forceinline__ void prefetch_records(const float* slot, int count, int head, int rank) {
+    constexpr int LINES = (RECORD_FLOATS + 31) / 32;
+    for (int i = threadIdx.x; i < count * LINES; i += THREADS) {
+        int column = i % LINES * 32;
+        prefetch_l2(slot + record_offset(i / LINES, head) + column + (column < 2 * HEAD_DIM ? 0 : rank * ROWS));
+    }
+}
+
 // Repeats the staged records from `first` on.
 __device__ __forceinline__ void repeat_records(RowState& state, const Shared& shared, int first, int count) {
 #pragma unroll 1

@@ -70,6 +70,30 @@ __device__ __forceinline__ SlotValues load_slots(const int* row, const int* acce
     return values;
 }
 
+__device__ __forceinline__ bool in_pool(int slot, const KdaGeometry& geometry) {
+    return !is_null(slot) && slot < geometry.pool_slots;
+}
+
+// Slots as they stand ahead of the dependency wait, unchecked.
+struct HintedSlots {
+    int window, source;
+    int records;  // that will be repeated
+};
+
+__device__ __forceinline__ HintedSlots load_hinted_slots(const int* row, const int* accepted, int lane,
+                                                         const KdaGeometry& geometry) {
+    if constexpr (!VERIFY) {
+        int slot = load_int(row);
+        return {slot, slot, 0};
+    }
+    // Lanes past the last column hold it: any count leads to one.
+    int own = load_int(row + (RECORDS ? 0 : min(lane, geometry.columns - 1)));
+    int last = min(max(load_int(accepted), 1), min(geometry.columns, 32)) - 1;
+    int window = __shfl_sync(FULL_WARP, own, 0);
+    if constexpr (RECORDS) return {window, window, last};
+    return {window, __shfl_sync(FULL_WARP, own, last), 0};
+}
+
 // What the request does. Waits for the values.
 __device__ __forceinline__ RequestSlots resolve_slots(const SlotValues& values, const int* row, int lane,
                                                       const KdaGeometry& geometry) {

@@ -209,17 +209,22 @@ impl<K: Kernels> Executor for EmulatorExecutor<K> {
         let seed = self.schedule(case, mode);
         let mut options = Options::default().seed(seed);
         if parsed.slot_hints {
-            // Hints may read slots early; what they read may be anything.
-            memory.allow_early_reads("slots");
-            if self.spread.is_none() {
-                let pool = pool_slots;
-                let values = [1, -1, pool, 0, i32::MAX, pool - 1, i32::MIN];
-                let stale: Vec<u8> = (0..buffers.slots.len / 4)
-                    .flat_map(|i| {
-                        values[i.wrapping_add(seed as usize) % values.len()].to_le_bytes()
-                    })
-                    .collect();
-                options = options.early_poison("slots", stale);
+            // Hints may read slots and counts early; what they read may be anything.
+            let columns = case.shape.used_columns() as i32;
+            let slots = [1, -1, pool_slots, 0, i32::MAX, pool_slots - 1, i32::MIN];
+            let counts = [1, columns, 0, columns + 1, i32::MAX, -1, i32::MIN];
+            let accepted = buffers.accepted.as_ref().map(|r| ("accepted", r, counts));
+            for (name, region, values) in [("slots", &buffers.slots, slots)]
+                .into_iter()
+                .chain(accepted)
+            {
+                memory.allow_early_reads(name);
+                if self.spread.is_none() {
+                    let first = seed as usize;
+                    let value = |i: usize| values[i.wrapping_add(first) % values.len()];
+                    let stale = (0..region.len / 4).flat_map(|i| value(i).to_le_bytes());
+                    options = options.early_poison(name, stale.collect());
+                }
             }
         }
         launch(
