@@ -60,11 +60,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) KDA_CLUSTER KD
             if constexpr (PINNED) {
 #pragma unroll
                 for (int pass = 0; pass < CONV_PASSES; ++pass) prefetch_l2(pinned.line[pass] + line);
-            } else {
-                prefetch_window(conv_cache + line, head, rank, geometry);
+            } else if constexpr (HINTED_WINDOW) {
+                prefetch_window(conv_cache + line, hinted.start, head, rank, geometry);
             }
-            if constexpr (RECORDS)
-                prefetch_records(records + hinted.window * geometry.record_slot_stride, hinted.records, head, rank);
+            if constexpr (HINTED_RECORDS)
+                prefetch_records(records + hinted.window * geometry.record_slot_stride, hinted.start, head, rank);
         }
     }
 

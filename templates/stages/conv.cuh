@@ -76,12 +76,24 @@ __device__ __forceinline__ void load_window(ConvInputs& in, const bf16_bits* lin
     }
 }
 
-__device__ __forceinline__ void prefetch_window(const bf16_bits* line, int head, int rank,
+// Of lanes whose addresses lie `stride` elements apart, the first of each 128 bytes: one prefetch each.
+__device__ __forceinline__ bool first_of_line(const bf16_bits* address, i64 stride) {
+    u64 here = (u64)address, before = (u64)(address - stride);
+    return threadIdx.x % 32 == 0 || here / 128 != before / 128;
+}
+
+__device__ __forceinline__ void prefetch_window(const bf16_bits* line, int start, int head, int rank,
                                                 const KdaGeometry& geometry) {
+    constexpr int TAPS = CONV_TOKEN_FIRST ? CONV_WIDTH - 1 : 1;  // else a channel's taps are together
 #pragma unroll
     for (int pass = 0; pass < CONV_PASSES; ++pass) {
-        ConvChannel c = conv_channel(pass * THREADS + threadIdx.x, rank);
-        prefetch_l2(line + conv_offset(c.part * DIM + head * HEAD_DIM + c.in_head, 0, geometry));
+        int i = pass * THREADS + threadIdx.x;
+        ConvChannel c = conv_channel(i, rank);
+#pragma unroll
+        for (int tap = 0; tap < TAPS; ++tap) {
+            const bf16_bits* address = line + conv_offset(c.part * DIM + head * HEAD_DIM + c.in_head, start + tap, geometry);
+            if (i < CHANNELS && first_of_line(address, conv_offset(1, 0, geometry))) prefetch_l2(address);
+        }
     }
 }
 
