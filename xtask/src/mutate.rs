@@ -650,26 +650,32 @@ static MUTATIONS: &[Mutation] = &[
     // Hints.
     change(
         "hint through a null slot",
-        STEP,
+        SLOTS,
         hints,
-        "if (!is_null(slot) && slot < geometry.pool_slots) {",
-        "if (slot < geometry.pool_slots) {",
+        "return !is_null(slot) && slot < geometry.pool_slots;",
+        "return slot < geometry.pool_slots;",
     ),
     change(
         "hint through a slot beyond the pool",
-        STEP,
+        SLOTS,
         hints,
-        "if (!is_null(slot) && slot < geometry.pool_slots) {",
-        "if (!is_null(slot)) {",
+        "return !is_null(slot) && slot < geometry.pool_slots;",
+        "return !is_null(slot);",
     ),
     change(
-        "hint channel not wrapped",
+        "hint through any checkpoint",
         STEP,
         hints,
-        "conv_channel(threadIdx.x % CHANNELS, rank)",
-        "conv_channel(threadIdx.x, rank)",
-    )
-    .survives(REDUNDANT),
+        "if (!VERIFY || RECORDS || in_pool(hinted.source, geometry)) ",
+        "",
+    ),
+    change(
+        "hint past the last record",
+        SLOTS,
+        hints,
+        "min(max(load_int(accepted), 1), min(geometry.columns, 32)) - 1",
+        "max(load_int(accepted), 1) - 1",
+    ),
     // Pinned addresses.
     change(
         "pinned rows of a group apart",
