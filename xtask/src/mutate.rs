@@ -670,6 +670,21 @@ static MUTATIONS: &[Mutation] = &[
         "",
     ),
     change(
+        "hinted column not clamped",
+        SLOTS,
+        hints,
+        "(RECORDS ? 0 : min(lane, geometry.columns - 1))",
+        "(RECORDS ? 0 : lane)",
+    ),
+    change(
+        "hint of a channel past the last",
+        CONV,
+        hints,
+        "i < CHANNELS && first_of_line",
+        "first_of_line",
+    )
+    .survives(REDUNDANT),
+    change(
         "hint past the last record",
         SLOTS,
         hints,
@@ -1011,8 +1026,8 @@ static MUTATIONS: &[Mutation] = &[
         "slot column not clamped",
         SLOTS,
         verify,
-        "min(lane, geometry.columns - 1)",
-        "lane",
+        "(VERIFY && !RECORDS ? min(lane, geometry.columns - 1) : 0)",
+        "(VERIFY && !RECORDS ? lane : 0)",
     ),
     change(
         "slot of a decode step beyond the pool",
@@ -1286,8 +1301,8 @@ static MUTATIONS: &[Mutation] = &[
         "u of another block's rows",
         RECORDS,
         record_cluster,
-        "(column < 2 * HEAD_DIM ? 0 : rank * ROWS)",
-        "0",
+        "record + column + (column < 2 * HEAD_DIM ? 0 : rank * ROWS)",
+        "record + column",
     ),
     change(
         "repeated without decay",

@@ -371,7 +371,7 @@ pub(crate) fn rule(arch: Arch, config: &Config, kind: StepKind) -> Vec<Policy> {
         slot_hints: slot_hints && !early,
     };
     let (split8, split4) = (mode(8, 128, 8, true), mode(4, 128, 8, true));
-    let split2 = mode(2, 256, 8, true);
+    let (split2, split2_rows) = (mode(2, 256, 8, true), mode(2, 256, 32, true));
     let wide = mode(1, 256, 32, false);
     let (hinted, hinted_wide) = (mode(1, 512, 32, true), mode(1, 256, 32, true));
     // Largest number of (request, head) pairs, and the mode up to there.
@@ -384,15 +384,40 @@ pub(crate) fn rule(arch: Arch, config: &Config, kind: StepKind) -> Vec<Policy> {
         (ANY, hinted_wide),
     ];
     let promised = [(144, split4), (ANY, wide)];
-    let middle = match (config.rollback_of(kind), kind.tokens()) {
-        (Rollback::Checkpoints, ..=4) => split4,
-        // Above 4 tokens split4 spills for some of them.
-        _ => split2,
+    let split8_rows = mode(8, 128, 32, true);
+    let tokens = kind.tokens();
+    let lower_bound = matches!(config.gate, Gate::LowerBound(_));
+    // What spills is not named: of wide records, 32 lanes a row above 4 tokens or, with softplus, above
+    // 3; of checkpoints, split4 and 32 lanes a row above 4.
+    let records = match tokens <= 3 || (tokens == 4 && lower_bound) {
+        true => hinted_wide,
+        false => mode(1, 256, 8, true),
     };
-    let verify = [(16, split8), (96, middle), (ANY, wide)];
+    let verify = match (config.rollback_of(kind), tokens) {
+        (Rollback::Records, ..=2) => vec![
+            (16, split8_rows),
+            (96, split2_rows),
+            (384, records),
+            (ANY, wide),
+        ],
+        (Rollback::Records, _) => vec![(16, split8_rows), (96, split2_rows), (ANY, records)],
+        (Rollback::Checkpoints, ..=2) => vec![
+            (16, split8_rows),
+            (64, split4),
+            (96, split2_rows),
+            (192, hinted_wide),
+            (ANY, wide),
+        ],
+        (Rollback::Checkpoints, ..=4) => vec![
+            (16, split8_rows),
+            (64, split4),
+            (192, split2_rows),
+            (ANY, wide),
+        ],
+        _ => vec![(16, split8), (192, split2), (ANY, wide)],
+    };
     let rows = match (arch.has_clusters(), kind.is_verify(), early) {
-        (false, false, _) => &promised[1..],
-        (false, true, _) => &verify[2..],
+        (false, _, _) => &promised[1..],
         (true, false, false) => &decode[..],
         (true, false, true) => &promised,
         (true, true, _) => &verify,
