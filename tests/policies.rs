@@ -86,6 +86,8 @@ fn all_measured() -> Vec<Measurement> {
     let current = [
         "2026-12-03-h200-merged/bench.jsonl",
         "2026-12-03-h200-merged/pinned-merged.jsonl",
+        "2026-12-03-h200-hints/tune.jsonl",
+        "2026-12-03-h200-hints/bench.jsonl",
     ];
     let older = older.map(|file| measurements(file).into_iter().filter(kept).collect());
     let runs = older.into_iter().chain(current.map(measurements));
@@ -296,12 +298,17 @@ fn steps_with_records_have_a_rule_of_their_own() {
             ..checkpoints
         };
         let policies = Policies::for_device(h200, &records, &[verify]);
+        let (many, most) = match tokens {
+            2 => ("split1-256x32-block-hints", "split1-256x32-block"),
+            4 => ("split1-256x32-block-hints", "split1-256x32-block-hints"),
+            _ => ("split1-256x8-block-hints", "split1-256x8-block-hints"),
+        };
         for (requests, mode) in [
-            (1, "split8-128x8-cluster-hints"),
-            (2, "split2-256x8-cluster-hints"),
-            (8, "split2-256x8-cluster-hints"),
-            (9, "split1-256x32-block"),
-            (256, "split1-256x32-block"),
+            (1, "split8-128x32-cluster-hints"),
+            (2, "split2-256x32-cluster-hints"),
+            (6, "split2-256x32-cluster-hints"),
+            (9, many),
+            (256, most),
         ] {
             let serving = policies.serving(verify, requests).unwrap();
             assert_eq!(

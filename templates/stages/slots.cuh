@@ -78,7 +78,7 @@ __device__ __forceinline__ bool in_pool(int slot, const KdaGeometry& geometry) {
 // (H200: windows of wide checkpoint steps, 16 requests of 2 tokens, 13.0 against 13.3 microseconds;
 // records, 16 requests of 4, 13.0 against 14.1).
 constexpr bool HINTED_WINDOW = TOKENS == 1 || RECORDS || VALUE_SPLIT > 1;
-constexpr bool HINTED_RECORDS = RECORDS && VALUE_SPLIT == 8;
+constexpr bool HINTED_RECORDS = RECORDS && VALUE_SPLIT == 8 && TOKENS <= 8;
 
 // Slots as they stand ahead of the dependency wait, unchecked.
 struct HintedSlots {

@@ -75,15 +75,18 @@ pub fn modes(arch: Arch, gate_input: GateInput) -> Vec<Mode> {
     use GateSchedule::{Block, Cluster};
     let all = [
         mode(1, 256, 8, Block, false),
+        mode(1, 256, 8, Block, true),
         mode(1, 512, 32, Block, false),
         mode(1, 512, 32, Block, true),
         mode(1, 256, 32, Block, false),
         mode(1, 256, 32, Block, true),
         mode(2, 256, 8, Cluster, true),
+        mode(2, 256, 32, Cluster, true),
         mode(2, 128, 8, Block, true),
         mode(4, 128, 8, Cluster, true),
         mode(4, 256, 32, Cluster, false),
         mode(8, 128, 8, Cluster, true),
+        mode(8, 128, 32, Cluster, true),
         mode(8, 128, 8, Block, false),
     ];
     let mut spec = KernelSpec::new(arch, 1);

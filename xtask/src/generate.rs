@@ -12,7 +12,7 @@ use kda_codegen::{
     Rollback, StateDtype, source,
 };
 use kda_runtime::{
-    Config, Kernel, KernelBundle, Kernels, Policies, StepKind, Target, encode_bundle,
+    Config, Gate, Kernel, KernelBundle, Kernels, Policies, StepKind, Target, encode_bundle,
 };
 use serde_json::{Value, json};
 
@@ -123,6 +123,7 @@ impl Options {
                         for target in Target::all(arch) {
                             let config = Config {
                                 early_reads: self.early_reads,
+                                gate: Gate::of_kind(self.gate),
                                 gate_input: self.gate_input,
                                 rollback: self.rollback,
                                 ..Config::kimi_k3(heads)

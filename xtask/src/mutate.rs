@@ -128,6 +128,9 @@ fn projected_gate(spec: &KernelSpec) -> bool {
 fn hints(spec: &KernelSpec) -> bool {
     spec.mode.slot_hints
 }
+fn hinted_records(spec: &KernelSpec) -> bool {
+    hints(spec) && spec.rollback == Rollback::Records && spec.mode.value_split == 8
+}
 fn early(spec: &KernelSpec) -> bool {
     spec.early_reads == EarlyReads::Caches
 }
@@ -687,7 +690,7 @@ static MUTATIONS: &[Mutation] = &[
     change(
         "hint past the last record",
         SLOTS,
-        hints,
+        hinted_records,
         "min(max(load_int(accepted), 1), min(geometry.columns, 32)) - 1",
         "max(load_int(accepted), 1) - 1",
     ),

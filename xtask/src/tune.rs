@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kda_codegen::{EarlyReads, KernelSpec, Mode};
-use kda_runtime::{Config, Measurement, Policies, PolicyFile};
+use kda_runtime::{Config, Gate, Measurement, Policies, PolicyFile};
 use time::OffsetDateTime;
 
 use crate::bench::record::{self, Cell, Record, Size};
@@ -141,6 +141,7 @@ pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             let config = Config {
                 early_reads,
                 rollback: size.rollback(),
+                gate: Gate::of_kind(size.gate()),
                 gate_input: size.gate_input(),
                 ..Config::kimi_k3(size.heads)
             };

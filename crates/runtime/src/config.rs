@@ -19,6 +19,16 @@ pub enum Gate {
     Softplus,
 }
 
+impl Gate {
+    /// The gate of this kind; the bound is Kimi K3's.
+    pub fn of_kind(kind: GateKind) -> Gate {
+        match kind {
+            GateKind::LowerBound => Gate::LowerBound(-5.0),
+            GateKind::Softplus => Gate::Softplus,
+        }
+    }
+}
+
 /// A model's KDA layers on one device. No field has a default: every one changes the result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
@@ -214,6 +224,8 @@ impl Policies {
     /// fewer (request, head) pairs there are, the more blocks share one. The times behind both, of
     /// an H200, are in `docs/performance.md`; without clusters one block serves a head. They are those
     /// of the low-rank gate; with a projected one the same modes serve, each block computing its gates.
+    /// The files hold times of the lower-bound gate: with softplus the rule serves, and it names none
+    /// of the modes that would spill registers there.
     ///
     /// ```no_run
     /// # use kda_runtime::{Config, Device, Policies, StepKind};
@@ -230,7 +242,8 @@ impl Policies {
         kinds: &[StepKind],
     ) -> Policies {
         let target = target.into();
-        if let Some(file) = target.file() {
+        let lower_bound = matches!(config.gate, Gate::LowerBound(_));
+        if let Some(file) = target.file().filter(|_| lower_bound) {
             return Policies::measured(file, config, kinds);
         }
         let rules = kinds.iter().map(|&kind| rule(target.arch, config, kind));
@@ -376,22 +389,25 @@ pub(crate) fn rule(arch: Arch, config: &Config, kind: StepKind) -> Vec<Policy> {
     let (hinted, hinted_wide) = (mode(1, 512, 32, true), mode(1, 256, 32, true));
     // Largest number of (request, head) pairs, and the mode up to there.
     const ANY: usize = usize::MAX;
+    let tokens = kind.tokens();
+    let lower_bound = matches!(config.gate, Gate::LowerBound(_));
     let decode = [
         (16, split8),
         (56, split4),
         (120, split2),
-        (192, hinted),
+        // 512 threads have 64 registers each, which the softplus gate overfills.
+        (192, if lower_bound { hinted } else { hinted_wide }),
         (ANY, hinted_wide),
     ];
     let promised = [(144, split4), (ANY, wide)];
     let split8_rows = mode(8, 128, 32, true);
-    let tokens = kind.tokens();
-    let lower_bound = matches!(config.gate, Gate::LowerBound(_));
     // What spills is not named: of wide records, 32 lanes a row above 4 tokens or, with softplus, above
-    // 3; of checkpoints, split4 and 32 lanes a row above 4.
-    let records = match tokens <= 3 || (tokens == 4 && lower_bound) {
-        true => hinted_wide,
-        false => mode(1, 256, 8, true),
+    // 3; of checkpoints, split4 and 32 lanes a row above 4; hints above 8.
+    let records = match tokens {
+        ..=3 => hinted_wide,
+        4 if lower_bound => hinted_wide,
+        ..=8 => mode(1, 256, 8, true),
+        _ => wide,
     };
     let verify = match (config.rollback_of(kind), tokens) {
         (Rollback::Records, ..=2) => vec![
@@ -400,7 +416,8 @@ pub(crate) fn rule(arch: Arch, config: &Config, kind: StepKind) -> Vec<Policy> {
             (384, records),
             (ANY, wide),
         ],
-        (Rollback::Records, _) => vec![(16, split8_rows), (96, split2_rows), (ANY, records)],
+        (Rollback::Records, ..=8) => vec![(16, split8_rows), (96, split2_rows), (ANY, records)],
+        (Rollback::Records, _) => vec![(16, split8), (96, split2), (ANY, records)],
         (Rollback::Checkpoints, ..=2) => vec![
             (16, split8_rows),
             (64, split4),
