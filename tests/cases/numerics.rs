@@ -403,7 +403,7 @@ fn c32_a_row_is_the_same_in_any_batch() {
 }
 
 /// The modes of random cases are some of the legal ones; a caller may name any. On a device,
-/// `xtask validate --identity` compares them all for every kind of step.
+/// `xtask tune` compares them all, and `xtask validate --identity` some of them for each case.
 #[test]
 fn c32_every_legal_mode_gives_the_same_bits() {
     let mut executor = executor(91);

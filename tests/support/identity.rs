@@ -77,13 +77,16 @@ pub fn run_share(
     Ok(ran)
 }
 
-/// Every legal mode leaves the same bytes everywhere, be it one that nothing but this check runs.
+/// Some of all legal modes, other ones for each case, leave the same bytes everywhere.
 ///
 /// # Errors
 ///
 /// The first difference.
 pub fn modes(executor: &mut dyn Executor, case: &Case) -> Result<(), Mismatch> {
-    let modes = executor.legal_modes(case);
+    let mut modes = executor.legal_modes(case);
+    // All would compile a hundred kernels for each specialisation.
+    Rng::stream(case.seed, 15).shuffle(&mut modes);
+    modes.truncate(12);
     agree(executor, case, &modes)
 }
 
