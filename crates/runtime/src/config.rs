@@ -403,11 +403,12 @@ pub(crate) fn rule(arch: Arch, config: &Config, kind: StepKind) -> Vec<Policy> {
     let split8_rows = mode(8, 128, 32, true);
     // What spills is not named: of wide records, 32 lanes a row above 4 tokens or, with softplus, above
     // 3; of checkpoints, split4 and 32 lanes a row above 4; hints above 8.
-    let records = match tokens {
-        ..=3 => hinted_wide,
-        4 if lower_bound => hinted_wide,
-        ..=8 => mode(1, 256, 8, true),
-        _ => wide,
+    let records = if tokens <= 3 || (tokens == 4 && lower_bound) {
+        hinted_wide
+    } else if tokens <= 8 {
+        mode(1, 256, 8, true)
+    } else {
+        wide
     };
     let verify = match (config.rollback_of(kind), tokens) {
         (Rollback::Records, ..=2) => vec![
